@@ -1,0 +1,30 @@
+# make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
+PYTHON ?= python3
+BIN := .venv/bin
+SEED ?= 0
+
+.PHONY: demo test lint types env clean
+
+demo: .venv/ready
+	$(BIN)/semioffline demo --seed $(SEED)
+
+test: .venv/ready lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+env: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch .venv/ready
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
