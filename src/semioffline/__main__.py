@@ -1,0 +1,5 @@
+import sys
+
+from semioffline.cli import main
+
+sys.exit(main())

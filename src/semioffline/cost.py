@@ -1,0 +1,78 @@
+"""Counts what a method costs: decoder rows, encoder rows, model calls and tokens, by hooks on the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+class Meter:
+    """Books every call of the decoder and the encoder.
+
+    One row through the decoder once is one forward pass (FP); a token generated with a key-value cache is one too, so
+    batching cannot hide anything. Rows whose purpose is RL (they sample or score trajectories) are booked apart from
+    the MLE row. Calls that nobody announced, such as those of `generate`, count as RL rows.
+    """
+
+    def __init__(self, decoder: nn.Module, encoder: nn.Module | None):
+        self.counts: Counter[str] = Counter()
+        self._announced: Counter[str] | None = None
+        self._paused = False
+        decoder.register_forward_pre_hook(self._on_decoder, with_kwargs=True)
+        if encoder is not None:
+            encoder.register_forward_pre_hook(self._on_encoder, with_kwargs=True)
+
+    def _on_decoder(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._paused:
+            return
+        batch, length = _input_shape(args, kwargs)
+        self.counts["calls"] += 1
+        self.counts["tokens"] += batch * length
+        self.counts.update(self._announced if self._announced is not None else {"rl_rows": batch})
+
+    def _on_encoder(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._paused:
+            return
+        batch, length = _input_shape(args, kwargs)
+        self.counts["encoder_rows"] += batch
+        self.counts["tokens"] += batch * length
+
+    @contextmanager
+    def announce(self, purposes: list[str], batch_size: int) -> Iterator[None]:
+        """The next decoder call runs one row for each purpose ("mle", "rl") and example, however they are packed."""
+        self._announced = Counter()
+        for purpose in purposes:
+            self._announced[f"{purpose}_rows"] += batch_size
+        try:
+            yield
+        finally:
+            self._announced = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For evaluation, which is not part of what training costs."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def add_inputs(self, number: int) -> None:
+        self.counts["inputs"] += number
+
+    def per_input(self) -> dict[str, float]:
+        """Averages over the inputs seen. forward_passes: RL rows, or the MLE row for methods that have no RL row."""
+        inputs = max(self.counts["inputs"], 1)
+        rows = self.counts["rl_rows"] or self.counts["mle_rows"]
+        names = ("mle_rows", "encoder_rows", "tokens")
+        return {"forward_passes": rows / inputs} | {name: self.counts[name] / inputs for name in names}
+
+
+def _input_shape(args: tuple, kwargs: dict) -> tuple[int, int]:
+    for value in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args[:1]):
+        if value is not None:
+            return value.shape[0], value.shape[1]
+    raise RuntimeError("the decoder was called without input_ids or inputs_embeds")

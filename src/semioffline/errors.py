@@ -1,0 +1,16 @@
+"""Errors that a user can mend: one line that says what was given, what is allowed, and what to change."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """Wrong input or settings. The command line prints it as one line on stderr and exits with code 2."""
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(allowed)
+    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return UserError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,101 @@
+"""Losses as pure functions on tensors. Each returns a sum; the trainer divides by the count of the whole step."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BASELINES = ("mean", "leave_one_out")
+LOSS_SCALES = ("token", "sequence")
+
+
+def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Summed negative log-likelihood of `labels` (N,) under `logits` (N, V).
+
+    With smoothing e: (1 - e) * NLL + e * mean over the vocabulary of -log p. The paper's printed formula has no sign.
+    """
+    return F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
+
+
+class Advantages(NamedTuple):
+    """values: (B, K), 0 for samples left out; they sum to 0 in every row. counts: (B,) samples that count."""
+
+    values: Tensor
+    counts: Tensor
+
+
+def advantages(rewards: Tensor, baseline: str = "mean", scale: bool = False) -> Advantages:
+    """Reward minus baseline; NaN rewards are left out.
+
+    mean: b = mean of the row's K rewards. It contains the sample itself, so the expected gradient is (K-1)/K of the
+    exact one. leave_one_out: b_k = mean of the others' rewards, A_k = K/(K-1) * (R_k - mean): all of the gradient.
+    scale: divide by the row's standard deviation (a row whose rewards are all equal has zero advantages anyway).
+    """
+    valid = ~torch.isnan(rewards)
+    counts = valid.sum(1)
+    rewards = rewards.masked_fill(~valid, 0.0)
+    mean = rewards.sum(1) / counts.clamp(min=1)
+    values = (rewards - mean[:, None]) * valid
+    if baseline == "leave_one_out":
+        values = values * (counts / (counts - 1).clamp(min=1))[:, None]
+    if scale:
+        deviation = (values.square().sum(1) / (counts - 1).clamp(min=1)).sqrt()
+        values = values / (deviation[:, None] + 1e-6)
+    return Advantages(values, counts)
+
+
+def _weights(advantages: Advantages, rows: Tensor, loss_scale: str) -> Tensor:
+    """(M, K) factor of log p(a_t^k) in the loss, without the minus sign.
+
+    sequence: A_k / K, the printed formula. token: A_k / |M|, the scale of the published lambda (sum over K, mean over
+    the row's hidden positions): K / |M| times the printed formula.
+    """
+    values = advantages.values[rows]
+    if loss_scale == "sequence":
+        return values / advantages.counts.clamp(min=1)[rows][:, None]
+    hidden = torch.bincount(rows, minlength=len(advantages.counts))
+    return values / hidden[rows][:, None]
+
+
+def reinforce_dense(
+    logits: Tensor, draws: Tensor, rows: Tensor, advantages: Advantages, loss_scale: str = "token"
+) -> Tensor:
+    """REINFORCE over the hidden positions, summed over rows: - sum_k w_k sum_t log p(a_t^k | o_t).
+
+    logits: (M, V) of the distribution drawn from (after temperature and restriction); draws: (M, K); rows: (M,).
+    """
+    log_p = logits.float().log_softmax(1).gather(1, draws)
+    return -(_weights(advantages, rows, loss_scale) * log_p).sum()
+
+
+def reinforce_sparse(drawn_logits: Tensor, rows: Tensor, advantages: Advantages, loss_scale: str = "token") -> Tensor:
+    """The same loss without the normaliser: - sum_k w_k sum_t z_t[a_t^k].
+
+    All samples of a row share its distributions and sum_k A_k = 0, so the logsumexp cancels, in value and gradient.
+    drawn_logits: (M, K), z_t[a_t^k] / temperature.
+    """
+    return -(_weights(advantages, rows, loss_scale) * drawn_logits.float()).sum()
+
+
+class TokenAdvantages(NamedTuple):
+    """One entry for every (hidden position, token drawn there at least once)."""
+
+    positions: Tensor
+    tokens: Tensor
+    counts: Tensor
+    values: Tensor
+
+
+def token_advantages(draws: Tensor, rows: Tensor, advantages: Advantages) -> TokenAdvantages:
+    """Proposition 3: the estimated advantage of one token at one position.
+
+    For token i drawn C times at position t: mean reward of those samples minus the baseline. Then
+    L_RL (sequence scale) = sum_t sum_i -(C/K) * value * log p(i | o_t).
+    """
+    positions = torch.arange(len(draws), device=draws.device)[:, None].expand_as(draws)
+    pairs, inverse = torch.unique(torch.stack([positions, draws], -1).view(-1, 2), dim=0, return_inverse=True)
+    weights = advantages.values[rows].reshape(-1)
+    counts = torch.bincount(inverse, minlength=len(pairs))
+    sums = torch.zeros(len(pairs), device=draws.device, dtype=weights.dtype).index_add_(0, inverse, weights)
+    return TokenAdvantages(pairs[:, 0], pairs[:, 1], counts, sums / counts)

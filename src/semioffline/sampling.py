@@ -1,0 +1,61 @@
+"""K draws for every hidden position, from one forward pass."""
+
+import torch
+from torch import Tensor
+
+from semioffline.types import Observation, Randomness, Samples, Text
+
+
+@torch.no_grad()
+def sampling_logits(
+    logits: Tensor, allowed: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> Tensor:
+    """The logits of the distribution that samples are drawn from: z / temperature, -inf outside the kept set.
+
+    logits: (M, V); allowed: (V,) False at ids that must never be drawn (special tokens, ids without a token).
+    Restricting the draw is exact for the RL gradient: the normaliser of the kept set does not depend on the sample,
+    and a constant in k cancels under zero-sum advantages.
+    """
+    z = (logits.float() / temperature).masked_fill(~allowed, -torch.inf)
+    if top_k > 0:
+        kth = z.topk(min(top_k, z.shape[1]), dim=1).values[:, -1:]
+        z = z.masked_fill(z < kth, -torch.inf)
+    if top_p < 1.0:
+        ordered, order = z.softmax(1).sort(dim=1, descending=True)
+        outside = ordered.cumsum(1) - ordered >= top_p  # mass before this token; the first is always kept
+        z = z.masked_fill(outside.scatter(1, order, outside), -torch.inf)
+    return z
+
+
+@torch.no_grad()
+def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw by inverting the distribution function: (M, V) logits, (M, K) uniforms -> (M, K) ids, (M,) entropies.
+
+    The k-th draw at a position is the first token whose cumulative probability exceeds its number. One softmax serves
+    all K draws.
+    """
+    probabilities = z.softmax(1)
+    entropy = -torch.special.xlogy(probabilities, probabilities).sum(1)
+    cumulative = probabilities.cumsum(1)
+    total = cumulative[:, -1:]
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    ids = torch.searchsorted(cumulative, torch.minimum(uniforms.to(z.device) * total, below_total), right=True)
+    return ids, entropy
+
+
+def draw_uniforms(
+    observation: Observation, index: Tensor, num_samples: int, randomness: Randomness, purpose: str
+) -> Tensor:
+    """(M, K) numbers for `draw`, keyed by the example that each hidden position belongs to."""
+    counts = observation.hidden.sum(1).tolist()
+    rows = randomness.uniform(purpose, index, [n * num_samples for n in counts])
+    return torch.cat(rows).view(-1, num_samples)
+
+
+def complete(text: Text, observation: Observation, draws: Tensor) -> Samples:
+    """Put the draws into the static text: K complete samples a row."""
+    num_samples = draws.shape[1]
+    ids = text.ids[:, None, :].repeat(1, num_samples, 1)  # (B, K, T)
+    rows, positions = observation.hidden.nonzero(as_tuple=True)
+    ids[rows, :, positions] = draws
+    return Samples(ids=ids, keep_mask=text.keep_mask, draws=draws, rows=rows)

@@ -1,0 +1,155 @@
+"""What the rooms of the library hand each other. B batch, K samples, T target length, S source length, V vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+
+class _Movable:
+    """Dataclasses of tensors that go to a device (and into pinned memory) together."""
+
+    def _map(self, function):
+        changes = {}
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                changes[f.name] = function(value)
+            elif isinstance(value, _Movable):
+                changes[f.name] = value._map(function)
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def to(self, device, non_blocking: bool = False):
+        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self):
+        return self._map(lambda t: t.pin_memory())
+
+
+@dataclass
+class Text(_Movable):
+    """Token ids of B texts, padded on the right."""
+
+    ids: Tensor
+    """(B, T) token ids, special tokens included."""
+    keep_mask: Tensor
+    """(B, T) True at real tokens, False at padding."""
+    words: Tensor
+    """(B, T) the number of the word that a token belongs to; -1 at special tokens and padding: never hidden."""
+
+    @property
+    def ordinary(self) -> Tensor:
+        """(B, T) True at the tokens that may be hidden from the policy."""
+        return self.words >= 0
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.keep_mask.sum(1).tolist()
+
+
+@dataclass
+class Batch(_Movable):
+    """One micro-batch: the source, the ground truth, one static target a row, and the columns for the rewards."""
+
+    index: Tensor
+    """(B,) the number of each example in the dataset: the key of its randomness."""
+    source: Text
+    target: Text
+    static: Text
+    columns: dict[str, list[Any]]
+    """prompt, completion, references and every other column of the dataset, each a list of length B."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass
+class Observation:
+    """What the policy sees of a target: the tokens, with mask tokens where it must decide."""
+
+    ids: Tensor
+    """(B, T) token ids, the mask token at hidden positions."""
+    hidden: Tensor
+    """(B, T) True where the token is hidden (M_t = 1 in the paper)."""
+
+
+@dataclass
+class Row:
+    """One target row to run through the policy, and the positions whose prediction is wanted."""
+
+    ids: Tensor
+    """(B, T) the tokens that the policy is shown; the prediction for position t sees those before t."""
+    keep_mask: Tensor
+    """(B, T) True at real tokens."""
+    wanted: Tensor
+    """(B, T) True at the positions whose logits are wanted."""
+    purpose: Literal["mle", "rl"] = "mle"
+    """What the row is for, so that its cost is booked in the right column."""
+
+
+@dataclass
+class Samples:
+    """K complete texts for each of B rows, which share everything but the hidden positions."""
+
+    ids: Tensor
+    """(B, K, T) token ids: the static token where it was shown, the k-th draw where it was hidden."""
+    keep_mask: Tensor
+    """(B, T) True at real tokens."""
+    draws: Tensor
+    """(M, K) the drawn tokens at the M hidden positions of the batch, in row-major order."""
+    rows: Tensor
+    """(M,) the row that each hidden position belongs to."""
+
+
+@dataclass
+class Term:
+    """One summand of the loss, not yet divided: the trainer divides by the count in the whole optimizer step."""
+
+    name: str
+    total: Tensor
+    """Sum over the micro-batch."""
+    per: Literal["token", "row"]
+    """What it is an average over: target tokens (MLE) or rows (RL)."""
+    weight: float = 1.0
+
+
+@dataclass
+class StepOutput:
+    """What one step of a method gives back."""
+
+    terms: list[Term]
+    metrics: dict[str, float] = field(default_factory=dict)
+    completions: Callable[[], list[dict[str, Any]]] | None = None
+    """Makes the rows of the log of samples: prompt, masked target, sample, reward, advantage."""
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Random numbers keyed by (seed, step, example).
+
+    The same example at the same step gets the same numbers whatever batch, process or accumulation step it is in,
+    and after a resume. They are drawn on the CPU, so that they do not depend on the device either.
+    """
+
+    seed: int
+    step: int
+
+    def generator(self, purpose: str, example: int) -> torch.Generator:
+        key = struct.pack("<qqq", self.seed, self.step, example) + purpose.encode()
+        digest = hashlib.blake2b(key, digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+    def uniform(self, purpose: str, examples: Sequence[int] | Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """For each example, `size` uniform numbers in [0, 1)."""
+        examples = examples.tolist() if isinstance(examples, Tensor) else examples
+        return [
+            torch.rand(size, generator=self.generator(purpose, example))
+            for example, size in zip(examples, sizes, strict=True)
+        ]
