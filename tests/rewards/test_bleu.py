@@ -1,0 +1,95 @@
+"""Sentence BLEU must be sacrebleu's, divided by 100."""
+
+import random
+import subprocess
+import sys
+from statistics import fmean
+
+import pytest
+import sacrebleu
+
+from semioffline.errors import UserError
+from semioffline.rewards.bleu import SentenceBleu
+
+
+def random_rows(seed, size=200):
+    rng = random.Random(seed)
+
+    def text():
+        return " ".join(rng.choices(["the", "The", "cat", "sat,", "on", "mat.", "a"], k=rng.randint(0, 12)))
+
+    return [text() for _ in range(size)], [[text() for _ in range(rng.randint(1, 3))] for _ in range(size)]
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+def test_all_references_together(lower_case):
+    completions, references = random_rows(1)
+    values = SentenceBleu(lower_case=lower_case)(completions=completions, references=references, prompts=completions)
+    for value, completion, row in zip(values, completions, references, strict=True):
+        expected = sacrebleu.sentence_bleu(completion, row, smooth_method="exp", lowercase=lower_case).score / 100
+        assert value == min(expected, 1.0)
+        assert 0.0 <= value <= 1.0
+
+
+def test_mean_over_references():
+    completions, references = random_rows(2)
+    values = SentenceBleu(multi_reference="mean")(completions=completions, references=references)
+    for value, completion, row in zip(values, completions, references, strict=True):
+        each = [sacrebleu.sentence_bleu(completion, [reference]).score / 100 for reference in row]
+        assert value == min(fmean(each), 1.0)
+
+
+def test_by_hand():
+    """Precisions 3/4, 2/3, 1/2 and, with no 4-gram found, 1/2 by smoothing: (3/4 * 2/3 * 1/2 * 1/2) ** (1/4)."""
+    [value] = SentenceBleu()(completions=["a b c x"], references=[["a b c d"]])
+    assert value == pytest.approx((3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25)
+
+
+def test_identical_text_is_one_and_empty_text_is_zero():
+    rows = ["the cat sat on the mat", "one", "", "the"]
+    references = [["the cat sat on the mat"], ["one"], ["the"], [""]]
+    values = SentenceBleu()(completions=rows, references=references)
+    assert values == [1.0, pytest.approx(1.0), 0.0, 0.0]
+    assert max(values) <= 1.0
+
+
+def test_identical_pairs_are_scored_once(monkeypatch):
+    reward = SentenceBleu()
+    calls = []
+    original = reward._metric.sentence_score
+    monkeypatch.setattr(reward._metric, "sentence_score", lambda *pair: calls.append(pair) or original(*pair))
+    values = reward(completions=["a b", "a", "a b"], references=[["a b"], ["a b"], ["a b"]])
+    assert len(calls) == 2
+    assert values[0] == values[2] != values[1]
+
+
+def test_signature():
+    reward = SentenceBleu()
+    assert reward.name == "bleu"
+    assert "nrefs:var" in reward.signature
+    reward(completions=["a"], references=[["a", "b"]])
+    settings = "bleu|nrefs:2|case:mixed|eff:yes|tok:13a|smooth:exp"
+    assert reward.signature == f"{settings}|version:{sacrebleu.__version__}|level:sentence|refs:all"
+    reward(completions=["a"], references=[["a"]])
+    assert "nrefs:var" in reward.signature
+    assert "case:lc" in SentenceBleu(lower_case=True).signature
+    assert "refs:mean" in SentenceBleu(multi_reference="mean").signature
+
+
+def test_wrong_arguments_name_the_fix():
+    with pytest.raises(UserError, match="all, mean"):
+        SentenceBleu(multi_reference="best")
+    with pytest.raises(UserError, match="1 completions but 2"):
+        SentenceBleu()(completions=["a"], references=[["a"], ["b"]])
+    with pytest.raises(UserError, match=r"references\[0\]"):
+        SentenceBleu()(completions=["a"], references=["a"])
+    assert SentenceBleu()(completions=[], references=[]) == []
+
+
+def test_sacrebleu_is_imported_when_used():
+    code = (
+        "import sys; from semioffline.rewards.bleu import SentenceBleu\n"
+        "reward = SentenceBleu(); assert 'sacrebleu' not in sys.modules\n"
+        "reward(completions=['a'], references=[['a']]); assert 'sacrebleu' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
