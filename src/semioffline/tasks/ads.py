@@ -1,0 +1,268 @@
+"""Advertisements: a SYNTHETIC task, written by the grammar in this file. No real products, texts or clicks.
+
+A product record (name, category, price, feature, city) becomes one advertisement sentence. The facts must be
+copied; the wording (an opener, an adjective, a closer) is free, and the data draws it uniformly at random. A hidden
+click model likes different wording for each category. So supervised training learns to copy the facts and to word
+at random, and there is something left to learn from the reward: which words this category's readers click on.
+
+Everything is lower case and separated by spaces, so that a word-level tokenizer and a model of half a million
+parameters suffice: no download, and training takes seconds on a laptop.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from semioffline.errors import UserError, unknown
+from semioffline.tasks import Source, Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import BartForConditionalGeneration, PreTrainedTokenizerFast
+
+SPLIT_SIZES: Mapping[str, int] = MappingProxyType({"train": 4000, "validation": 200, "test": 500})
+
+_NAMES = """
+zorvia lumora kestrin velmar quandil brixo talvene mirelo ostara fenwick jolvo norbexa pelliro savanto trivanu
+ulmeka vextor wimbera xandoro yelvani zephira arkano belloni corvath dalmire elvano farrin gostari hexona imberly
+jasmeno kolvani lartesa mondrix nevaro orlinde praxila questor rivanta solmari tandoro umbrelo vandria westrix
+xelophi yandari zimbrel ambrisa bravado cindrel dovanti embrosa florent gravano halvora incanta jendris krystan
+lumbraz morvane
+"""
+_FEATURES = """
+waterproof foldable handmade recycled lightweight durable washable repairable vegan fair-trade non-slip two-tone
+gift-boxed hand-painted award-winning made-to-order limited-edition heat-resistant fade-proof scratch-proof
+shock-proof stain-proof dust-proof glow-in-the-dark
+"""
+_CITIES = """
+oslo paris tokyo lima cairo delhi rome quito dakar seoul porto hanoi perth turin vienna athens dublin nairobi
+bogota havana lisbon prague helsinki montreal
+"""
+
+FACTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "name": tuple(_NAMES.split()),
+        "category": ("lamps", "shoes", "jackets", "bags", "chairs", "headphones", "mugs", "watches"),
+        "price": tuple(f"${amount}" for amount in (*range(9, 100, 5), *range(109, 220, 10))[:30]),
+        "feature": tuple(_FEATURES.split()),
+        "city": tuple(_CITIES.split()),
+    }
+)
+"""Every field's values. No value occurs in two fields, nor among the words of the wording and the templates."""
+
+WORDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "opener": ("discover", "meet", "grab", "try", "love", "choose", "welcome", "unwrap"),
+        "adjective": ("elegant", "charming", "stylish", "brilliant", "cosy", "bold", "timeless", "playful"),
+        "closer": ("order", "call", "visit", "reserve", "click", "subscribe", "hurry", "enquire"),
+    }
+)
+
+TEMPLATES = (
+    "{opener} {name} , the {adjective} and {feature} {category} from {city} for {price} , {closer} today !",
+    "from {city} for {price} : {opener} the {adjective} {category} by {name} , {feature} , {closer} today !",
+    "{opener} the {adjective} {feature} {category} by {name} , only {price} in {city} , {closer} today !",
+)
+
+BIAS = 0.10
+PREFERENCES = (0.23, 0.13, 0.06, 0.03, 0.0, -0.01, -0.02, -0.02)
+"""What one word adds to the click rate, from the most liked to the most disliked. The mean is 0.05."""
+SHIFTS: Mapping[str, int] = MappingProxyType({"opener": 1, "adjective": 3, "closer": 5})
+"""By how many places a slot's preferences move from one category to the next. Odd, so that in 8 categories every
+word takes every rank once (a Latin square); the click rate is a sum, so any fixed wording has the same mean."""
+
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def preference(slot: str, word: str, category: str) -> float:
+    """What `word` in `slot` adds to the click rate of an advertisement for `category`."""
+    words, categories = WORDING[slot], FACTS["category"]
+    if category not in categories:
+        raise unknown("category", category, categories)
+    rank = (words.index(word) - SHIFTS[slot] * categories.index(category)) % len(words)
+    return PREFERENCES[rank]
+
+
+def best_wording(category: str) -> dict[str, str]:
+    """The opener, adjective and closer with the highest click rate for one category (what a perfect model writes)."""
+    return {slot: max(words, key=lambda word: preference(slot, word, category)) for slot, words in WORDING.items()}
+
+
+def write_prompt(record: Mapping[str, str]) -> str:
+    """The record as the model reads it: `name : zorvia | category : lamps | price : $49 | ...`."""
+    return " | ".join(f"{field} : {record[field]}" for field in FACTS)
+
+
+def write_ad(record: Mapping[str, str], wording: Mapping[str, str], template: str = TEMPLATES[0]) -> str:
+    """One advertisement sentence."""
+    return template.format(**record, **wording)
+
+
+def build(split_sizes: Mapping[str, int] = SPLIT_SIZES, seed: int = 0) -> "dict[str, Dataset]":
+    """Write the data: columns `prompt`, `completion` and one for every fact.
+
+    No record occurs twice, within a split or in two of them. Each split has its own random stream and `train` is
+    written last, so that another training size leaves the rows of the other splits as they are.
+    """
+    from datasets import Dataset
+
+    possible = prod(len(values) for values in FACTS.values())
+    if min(split_sizes.values(), default=0) < 0 or sum(split_sizes.values()) > possible // 2:
+        raise UserError(f"split sizes {dict(split_sizes)} must be 0 or more, and at most {possible // 2} in all.")
+    taken: set[str] = set()
+    splits = {}
+    for split in sorted(split_sizes, key=lambda name: (name == "train", name)):
+        rows = _rows(random.Random(f"ads/{seed}/{split}"), taken)
+        written = [next(rows) for _ in range(split_sizes[split])]
+        splits[split] = Dataset.from_dict({name: [row[name] for row in written] for name in _COLUMNS})
+    return {split: splits[split] for split in split_sizes}
+
+
+_COLUMNS = ("prompt", "completion", *FACTS)
+
+
+def _rows(rng: random.Random, taken: set[str]) -> Iterator[dict[str, str]]:
+    """Random rows without end, whose prompts are not in `taken`; adds them to it."""
+    while True:
+        record = {field: rng.choice(values) for field, values in FACTS.items()}
+        wording = {slot: rng.choice(words) for slot, words in WORDING.items()}
+        template = rng.choice(TEMPLATES)
+        prompt = write_prompt(record)
+        if prompt not in taken:
+            taken.add(prompt)
+            yield {"prompt": prompt, "completion": write_ad(record, wording, template), **record}
+
+
+def click_rate(completions: Sequence[str], category: Sequence[str], **kwargs: Any) -> list[float]:
+    """The hidden click model, a reward in [0, 1]: a bias plus the category's preference for every distinct word.
+
+    rate = clip(BIAS + sum over the wording words w present of preference(w, category), 0, 1)
+
+    It sees a bag of words: neither facts nor fluency. So it can be hacked by stuffing all liked words into one text
+    (a rate near 1 for a text that is no advertisement): watch `facts_right` beside it. An advertisement with random
+    wording gets 0.25 on average, as does any one wording used for all categories; the best wording per category
+    gets 0.79.
+    """
+    return [_click_rate(text, kind) for text, kind in zip(completions, category, strict=True)]
+
+
+def _click_rate(text: str, category: str) -> float:
+    present = set(text.split())
+    rate = BIAS + sum(
+        preference(slot, word, category) for slot, words in WORDING.items() for word in words if word in present
+    )
+    return min(1.0, max(0.0, rate))
+
+
+def facts_right(
+    completions: Sequence[str],
+    name: Sequence[str],
+    category: Sequence[str],
+    price: Sequence[str],
+    feature: Sequence[str],
+    city: Sequence[str],
+    **kwargs: Any,
+) -> list[float]:
+    """The share of the five facts that each completion states right.
+
+    A fact is right when its value occurs exactly once, and no other value of the same field occurs.
+    """
+    records = zip(name, category, price, feature, city, strict=True)
+    return [_facts_right(text, record) for text, record in zip(completions, records, strict=True)]
+
+
+def _facts_right(text: str, record: tuple[str, ...]) -> float:
+    words = text.split()
+    right = [
+        [word for word in words if word in values] == [value] for values, value in zip(_VALUES, record, strict=True)
+    ]
+    return sum(right) / len(right)
+
+
+_VALUES = tuple(frozenset(values) for values in FACTS.values())
+
+
+def vocabulary() -> list[str]:
+    """Every token that a prompt or a completion can hold, special tokens left out, sorted."""
+    words = {word for values in (*FACTS.values(), *WORDING.values()) for word in values}
+    slots = dict.fromkeys((*FACTS, *WORDING), "")
+    words.update(*(template.format(**slots).split() for template in TEMPLATES))
+    words.update(write_prompt(slots).split())
+    return sorted(words)
+
+
+def build_tokenizer() -> "PreTrainedTokenizerFast":
+    """A word-level tokenizer that encodes like BART's: `<s> text </s>`, special tokens at 0 to 4, mask included."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *vocabulary()))}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    ends = [("<s>", ids["<s>"]), ("</s>", ids["</s>"])]
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=64,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(seed: int = 0) -> "BartForConditionalGeneration":
+    """A BART with random weights, two layers on each side and about half a million parameters, for `build_tokenizer`.
+
+    The weights depend on `seed` only; the global random state is left as it was.
+    """
+    import torch
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    token_id = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    config = BartConfig(
+        vocab_size=len(SPECIAL_TOKENS) + len(vocabulary()),
+        d_model=96,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=256,
+        decoder_ffn_dim=256,
+        max_position_embeddings=64,
+        dropout=0.0,
+        init_std=0.1,  # about d_model ** -0.5; BART's own 0.02 does not learn to copy within 300 steps
+        bos_token_id=token_id["<s>"],
+        pad_token_id=token_id["<pad>"],
+        eos_token_id=token_id["</s>"],
+        decoder_start_token_id=token_id["</s>"],
+        forced_eos_token_id=token_id["</s>"],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = BartForConditionalGeneration(config)
+    # As in BART. BartConfig has no such field any more, so it stands here only.
+    model.generation_config.forced_bos_token_id = token_id["<s>"]
+    return model
+
+
+def _load(source: Source, split: str) -> "Dataset":
+    if split not in SPLIT_SIZES:
+        raise unknown("split", split, SPLIT_SIZES)
+    rows = build(seed=source.seed)[split]
+    return rows if source.limit is None else rows.select(range(min(source.limit, len(rows))))
+
+
+TASK = Task(load=_load, reward="click_rate", metrics=("click_rate", "facts_right"))
