@@ -1,0 +1,49 @@
+"""The command line: one file for each command, thin."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from semioffline.errors import UserError, unknown
+
+COMMANDS = {
+    "demo": "train and compare M-FT and semi-offline RL on a small synthetic task",
+    "train": "train a model with one method: semioffline train METHOD --model ... --data_dir ...",
+    "candidates": "generate, score and sort static targets",
+    "evaluate": "decode a test set and score it, with confidence intervals",
+    "env": "print versions and devices",
+}
+
+
+def _be_quiet() -> None:
+    """Only what the user asked for: no bars for loading weights, no notes to developers."""
+    import warnings
+
+    from transformers.utils import logging
+
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch.utils.data")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Errors meant for the user are one line on stderr and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print("usage: semioffline COMMAND [options]\n")
+            print("\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items()))
+            print("\nsemioffline COMMAND --help lists a command's options.")
+            return 0
+        if argv[0] not in COMMANDS:
+            raise unknown("command", argv[0], COMMANDS)
+        _be_quiet()
+        importlib.import_module(f"semioffline.cli.{argv[0]}").run(argv[1:])
+    except UserError as error:
+        print(f"semioffline: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("semioffline: stopped; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,94 @@
+"""semioffline candidates: static targets for training, generated once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from semioffline.candidates import write_candidates
+from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.run_folder import open_folder, write_settings
+from semioffline.config import SemiOfflineConfig
+from semioffline.data import Examples
+from semioffline.decoding import Decoding
+from semioffline.errors import UserError, unknown
+from semioffline.scoring import RewardSet
+
+STRATEGIES = ("diverse_beam", "sampling", "beam")
+
+
+@dataclass
+class CandidateOptions:
+    output_dir: str = _option("", "Folder of candidates.jsonl; a run that was stopped goes on there.")
+    split: str = _option("train", "Which split.")
+    reward: list[str] = _option([], "What the candidates are scored and sorted by; the task's own when not given.")
+    num_candidates: int = _option(16, "N, candidates for each input.")
+    strategy: str = _option("diverse_beam", "diverse_beam | sampling (nucleus) | beam")
+    diversity_penalty: float = _option(1.0, "diverse_beam: what a token costs that an earlier group chose.")
+    num_beam_groups: int | None = _option(None, "diverse_beam: groups; one beam each when not given.")
+    top_p: float = _option(0.95, "sampling: mass of the nucleus.")
+    temperature: float = _option(1.0, "sampling: temperature.")
+    length_penalty: float = _option(1.0, "beam search: exponent on the length.")
+    no_repeat_ngram_size: int = _option(0, "Never repeat an n-gram of this size; 0 means free.")
+    min_new_tokens: int = _option(0, "Shortest candidate in tokens.")
+    max_prompt_length: int | None = _option(None, "Longest source in tokens.")
+    max_completion_length: int | None = _option(None, "Longest candidate in tokens.")
+    truncation_side: str = _option("right", "Which end of a long prompt is cut off: left | right.")
+    batch_size: int = _option(16, "Inputs decoded at a time.")
+    shard_size: int = _option(256, "Inputs in one shard: what a stopped run loses at most.")
+    seed: int = _option(0, "Seed of the sampling.")
+
+    def decoding(self, max_new_tokens: int) -> Decoding:
+        shared: dict[str, Any] = {
+            "num_return_sequences": self.num_candidates,
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": self.min_new_tokens,
+            "no_repeat_ngram_size": self.no_repeat_ngram_size,
+        }
+        if self.strategy == "sampling":
+            return Decoding(do_sample=True, top_p=self.top_p, temperature=self.temperature, **shared)
+        shared |= {"num_beams": self.num_candidates, "length_penalty": self.length_penalty}
+        if self.strategy == "beam":
+            return Decoding(**shared)
+        if self.strategy == "diverse_beam":
+            groups = self.num_beam_groups or self.num_candidates
+            return Decoding(num_beam_groups=groups, diversity_penalty=self.diversity_penalty, **shared)
+        raise unknown("strategy", self.strategy, STRATEGIES)
+
+
+def run(argv: list[str]) -> None:
+    from semioffline.trainer import text_limits
+
+    types = [DataOptions, ModelOptions, CandidateOptions]
+    task = parse("candidates", types, argv)[0].load_task()
+    lengths = {k: v for k, v in task.settings.items() if k in ("max_prompt_length", "max_completion_length")}
+    defaults = lengths | {"reward": [task.reward] if task.reward else None}
+    data, model, options = parse("candidates", types, argv, defaults)
+    if not options.output_dir:
+        raise UserError("where to? give --output_dir FOLDER")
+    if not options.reward:
+        raise UserError("candidates are sorted by a reward: give --reward (a name, file.py:function or model:NAME)")
+    device = model.checked_device()
+    options.decoding(2)  # refuse bad settings before anything is loaded
+    rewards = RewardSet(options.reward, device=device)
+    source = data.source(options.seed)
+    rows, stored = task.load(source, options.split), task.load(replace(source, raw=True), options.split)
+    folder = open_folder(options.output_dir, resume=True)
+    policy = model.load().to(device)
+    args = SemiOfflineConfig(
+        output_dir=str(folder),
+        use_cpu=device == "cpu",
+        max_prompt_length=options.max_prompt_length,
+        max_completion_length=options.max_completion_length,
+        truncation_side=options.truncation_side,
+    )
+    limits = text_limits(policy, args)
+    examples = Examples(rows, policy, *limits, args.truncation_side)
+    settings = asdict(data) | asdict(model) | asdict(options)
+    settings = {k: v for k, v in settings.items() if k not in ("output_dir", "device", "shard_size")}
+    write_settings(folder, data, model, options)
+    path = write_candidates(
+        policy, examples, stored, options.decoding(limits[1]), rewards, folder, settings,
+        options.batch_size, options.shard_size, options.seed,
+    )  # fmt: skip
+    print(f"{len(examples)} inputs with up to {options.num_candidates} candidates each in {path}")

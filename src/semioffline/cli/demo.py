@@ -1,0 +1,124 @@
+"""semioffline demo: M-FT, then semi-offline RL, side by side on held-out records."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.run_folder import open_folder, write_result, write_settings
+from semioffline.config import SemiOfflineConfig
+from semioffline.errors import UserError
+from semioffline.evaluation import write_predictions
+
+
+@dataclass
+class DemoOptions:
+    seed: int = _option(0, "Seed of the data, the model and the training.")
+    output_dir: str = _option("", "Run folder; runs/demo-DATE when not given.")
+    reward: list[str] = _option([], "What to train for; the task's own reward when not given.")
+    mft_steps: int = _option(300, "Steps of fine-tuning with masks.")
+    rl_steps: int = _option(150, "Steps of semi-offline RL.")
+    mft_learning_rate: float = _option(2e-3, "Learning rate of M-FT (the default suits the tiny model).")
+    rl_learning_rate: float = _option(1e-3, "Learning rate of semi-offline RL.")
+    rl_weight: float = _option(0.5, "Lambda, the weight of the RL loss.")
+    num_samples: int = _option(32, "K, samples drawn from each forward pass.")
+    batch_size: int = _option(32, "Inputs in one step.")
+
+
+def run(argv: list[str]) -> None:
+    types = [DataOptions, ModelOptions, DemoOptions]
+    data, model, options = parse("demo", types, argv, {"task": "ads"})
+    if data.task == "ads" and not options.reward:
+        print("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
+    demo(data, model, options)
+
+
+def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[str, Any]:
+    from semioffline.trainer import SemiOfflineTrainer
+
+    device = model.checked_device()
+    task = data.load_task()
+    reward = options.reward or ([task.reward] if task.reward else [])
+    if not reward:
+        raise UserError(f"the task {data.task} has no reward of its own: give --reward")
+    folder = open_folder(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    source = data.source(options.seed)
+    rows, test = task.load(source, "train"), task.load(source, "test")
+    policy = _policy(data, model, options.seed)
+    write_settings(folder, data, model, options)
+
+    results: dict[str, Any] = {}
+    for method, steps, rate in (
+        ("mft", options.mft_steps, options.mft_learning_rate),
+        ("semi_offline", options.rl_steps, options.rl_learning_rate),
+    ):
+        args = SemiOfflineConfig(
+            **task.settings,
+            output_dir=str(folder / method),
+            method=method,
+            seed=options.seed,
+            max_steps=steps,
+            learning_rate=rate,
+            warmup_steps=min(20, steps),
+            per_device_train_batch_size=options.batch_size,
+            per_device_eval_batch_size=100,
+            rl_weight=options.rl_weight,
+            num_samples=options.num_samples,
+            logging_steps=50,
+            save_strategy="no",
+            eval_metrics=list(task.metrics),
+            report_to="none",
+            use_cpu=device == "cpu",
+        )
+        trainer = SemiOfflineTrainer(policy, reward if method == "semi_offline" else None, args, rows, test)
+        policy.meter.counts.clear()
+        started = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - started
+        evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
+        write_predictions(folder / method / "predictions.jsonl", evaluation, trainer.eval_dataset)
+        trainer.save_model(str(folder / method / "model"))
+        results[method] = {
+            "metrics": evaluation.result(seed=options.seed),
+            "cost_per_input": policy.meter.per_input(),
+            "inputs": policy.meter.counts["inputs"],
+            "seconds": seconds,
+            "example": {"prompt": test[0]["prompt"], "output": evaluation.predictions[0]},
+        }
+        write_result(folder, results)
+    _print(results, list(task.metrics), folder)
+    return results
+
+
+def _policy(data: DataOptions, model: ModelOptions, seed: int) -> Any:
+    if model.model is not None:
+        return model.load()
+    if data.task != "ads":
+        raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
+    from semioffline.policy import Policy
+    from semioffline.tasks import ads
+
+    return Policy(ads.build_model(seed), ads.build_tokenizer())
+
+
+def _print(results: dict[str, Any], metrics: list[str], folder: Path) -> None:
+    console = Console(width=max(110, Console().width))
+    for method, result in results.items():
+        console.print(f"{method:>13}: {result['example']['output']}", highlight=False)
+    table = Table(title=f"held-out records ({next(iter(results.values()))['metrics']['length']['inputs']})")
+    table.add_column("")
+    names = [*metrics, "distinct", "repetition", "length"]
+    for name in [*names, "forward passes", "seconds"]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for method, result in results.items():
+        values = [f"{result['metrics'][name]['mean']:.3f}" for name in names]
+        passes = f"{result['cost_per_input']['forward_passes']:g} / input"
+        table.add_row(method, *values, passes, f"{result['seconds']:.1f}")
+    console.print(table)
+    print(f"Run folder: {folder}")

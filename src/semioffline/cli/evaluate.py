@@ -1,0 +1,58 @@
+"""semioffline evaluate: decode a split and score it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
+from semioffline.config import SemiOfflineConfig
+from semioffline.data import Examples
+from semioffline.evaluation import evaluate, write_predictions
+
+
+@dataclass
+class EvaluateOptions:
+    output_dir: str = _option("", "Run folder: result.json and predictions.jsonl.")
+    split: str = _option("test", "Which split.")
+    metrics: list[str] = _option([], "Metrics by name; the task's own when not given.")
+    batch_size: int = _option(32, "Inputs decoded at a time.")
+    max_prompt_length: int | None = _option(None, "Longest source in tokens.")
+    max_completion_length: int | None = _option(None, "Longest output in tokens.")
+    truncation_side: str = _option("right", "Which end of a long prompt is cut off: left | right.")
+    num_beams: int = _option(1, "Beams; 1 is greedy.")
+    length_penalty: float = _option(1.0, "Exponent on the length in beam search.")
+    no_repeat_ngram_size: int = _option(0, "Never repeat an n-gram of this size; 0 means free.")
+    min_new_tokens: int = _option(0, "Shortest output in tokens.")
+    seed: int = _option(0, "Seed of the bootstrap and of synthetic tasks.")
+
+
+def run(argv: list[str]) -> None:
+    from semioffline.trainer import text_limits
+
+    types = [DataOptions, ModelOptions, EvaluateOptions]
+    task = parse("evaluate", types, argv)[0].load_task()
+    data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": list(task.metrics)})
+    device = model.checked_device()
+    rows = task.load(data.source(options.seed), options.split)
+    folder = open_folder(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
+    policy = model.load().to(device)
+    lengths = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens")
+    shared = (*lengths, "num_beams", "length_penalty", "no_repeat_ngram_size")
+    args = SemiOfflineConfig(
+        output_dir=str(folder), use_cpu=device == "cpu", **{name: getattr(options, name) for name in shared}
+    )
+    limits = text_limits(policy, args)
+    examples = Examples(rows, policy, *limits, args.truncation_side)
+    started = time.perf_counter()
+    evaluation = evaluate(policy, examples, options.metrics, args.decoding(limits[1]), options.batch_size)
+    metrics = evaluation.result(seed=options.seed)
+    write_settings(folder, data, model, options)
+    write_predictions(folder / "predictions.jsonl", evaluation, examples)
+    seconds = time.perf_counter() - started
+    write_result(
+        folder, {"split": options.split, "seconds": seconds, "metrics": metrics, "truncation": str(examples.truncation)}
+    )
+    print_metrics(f"{model.model}: {options.split}", metrics)
+    print(f"{len(examples)} outputs in {seconds:.1f} s; see {folder}")

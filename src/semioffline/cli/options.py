@@ -1,0 +1,150 @@
+"""Flags, and recipes that give their defaults."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+from semioffline.errors import UserError, unknown
+from semioffline.tasks import Source, Task, load_task
+from semioffline.tasks.files import parse_columns
+
+
+def _option(default: Any, help: str) -> Any:
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class DataOptions:
+    task: str = _option("files", "Task by name; `files` is any data with a prompt and a completion.")
+    data_dir: str | None = _option(None, "Folder with train/validation/test files, or a Hugging Face dataset name.")
+    train_file: str | None = _option(None, "File of the train split (JSON lines, CSV, Parquet; compressed too).")
+    validation_file: str | None = _option(None, "File of the validation split.")
+    test_file: str | None = _option(None, "File of the test split.")
+    columns: list[str] = _option([], "Column map, ours=theirs: prompt=dialogue completion=summary.")
+    prompt_template: str | None = _option(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.")
+    limit: int | None = _option(None, "Take so many rows of each split only.")
+    eval_limit: int | None = _option(None, "Take so many rows of the validation split only.")
+
+    def load_task(self) -> Task:
+        return load_task(self.task)
+
+    def source(self, seed: int = 0, limit: int | None = None) -> Source:
+        files = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return Source(
+            data_dir=self.data_dir,
+            files={split: path for split, path in files.items() if path},
+            columns=parse_columns(self.columns),
+            prompt_template=self.prompt_template,
+            limit=limit if limit is not None else self.limit,
+            seed=seed,
+        )
+
+    def has(self, split: str) -> bool:
+        """Whether the split was given at all: a folder may lack one, a hub dataset is not asked."""
+        if self.task == "ads" or getattr(self, f"{split}_file"):
+            return True
+        return self.data_dir is not None and not any([self.train_file, self.validation_file, self.test_file])
+
+
+@dataclass
+class ModelOptions:
+    model: str | None = _option(None, "Hub name or folder of the model.")
+    device: str = _option("auto", "auto | cpu | cuda | cuda:N | mps")
+    dtype: str = _option("float32", "Precision of the weights: float32 | bfloat16 | float16.")
+
+    def checked_device(self) -> str:
+        """The device to use; one that is not there is an error, not a silent fall-back."""
+        import torch
+
+        available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        if self.device == "auto":
+            return next(name for name, there in available.items() if there)
+        kind, _, number = self.device.partition(":")
+        if kind not in available:
+            raise unknown("device", self.device, ["auto", *available])
+        if not available[kind] or (kind == "cuda" and number and int(number) >= torch.cuda.device_count()):
+            there = [name for name, is_there in available.items() if is_there]
+            raise UserError(f"--device {self.device}: there is no such device here (there is: {', '.join(there)})")
+        return self.device
+
+    def load(self, **kwargs: Any) -> Any:
+        import torch
+
+        from semioffline.policy import Policy
+
+        if self.model is None:
+            raise UserError("which model? give --model NAME_OR_FOLDER")
+        types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+        if self.dtype not in types:
+            raise unknown("dtype", self.dtype, types)
+        return Policy.load(self.model, dtype=types[self.dtype], **kwargs)
+
+
+class _Parser(HfArgumentParser):
+    def error(self, message: str) -> Any:
+        raise UserError(message)
+
+
+def parse(command: str, types: list[Any], argv: list[str], defaults: dict[str, Any] | None = None) -> tuple[Any, ...]:
+    """Flags to dataclasses. `--config recipe.yaml` gives defaults that flags override; unknown keys are refused."""
+    parser = _Parser(types, prog=f"semioffline {command}", allow_abbrev=False)
+    parser.add_argument("--config", help="A YAML recipe: the same names as the flags.")
+    names = {action.dest for action in parser._actions} - {"help"}
+    recipe, argv = _take_config(argv)
+    given = dict(defaults or {})
+    if recipe is not None:
+        for key in recipe.keys() - names:
+            raise unknown("key in the recipe", str(key), names)
+        given |= recipe
+    *parsed, rest = parser.parse_args_into_dataclasses(
+        args=_as_flags(given) + argv, return_remaining_strings=True, look_for_args_file=False
+    )
+    if rest:
+        if not rest[0].startswith("-"):
+            raise UserError(f"'{rest[0]}' stands alone: every setting is --name value")
+        raise unknown("option", rest[0].split("=")[0].lstrip("-"), names)
+    return tuple(parsed[: len(types)])
+
+
+def _take_config(argv: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
+    if "--config" not in argv:
+        return None, argv
+    at = argv.index("--config")
+    if at + 1 == len(argv):
+        raise UserError("--config needs the path of a recipe")
+    path = Path(argv[at + 1])
+    try:
+        recipe = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(recipe, dict):
+        raise UserError(f"{path} must hold names and values, one setting a line")
+    return recipe, argv[:at] + argv[at + 2 :]
+
+
+def _as_flags(settings: dict[str, Any]) -> list[str]:
+    flags = []
+    for key, value in settings.items():
+        if value is None:
+            continue
+        if isinstance(value, list):
+            flags += [f"--{key}", *map(str, value)]
+        elif isinstance(value, dict):
+            flags += (
+                [f"--{key}", *(f"{k}={v}" for k, v in value.items())]
+                if key == "columns"
+                else [f"--{key}", json.dumps(value)]
+            )
+        else:
+            flags += [f"--{key}", str(value)]
+    return flags

@@ -1,0 +1,70 @@
+"""What every command leaves behind: settings, versions, results."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from semioffline import __version__
+from semioffline.errors import UserError
+
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
+
+
+def versions() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    machine = {"python": platform.python_version(), "system": platform.platform(terse=True), "cores": os.cpu_count()}
+    return {"semioffline": __version__} | found | machine | {"gpus": gpus}
+
+
+def open_folder(folder: str | Path, resume: bool = False) -> Path:
+    """A new folder, or with `resume` one that may hold an earlier part of this run."""
+    path = Path(folder)
+    if path.is_file():
+        raise UserError(f"--output_dir {path} is a file")
+    if not resume and path.is_dir() and any(path.iterdir()):
+        raise UserError(f"--output_dir {path} is not empty: add --resume to go on with it, or name another folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_settings(folder: Path, *options: Any) -> None:
+    """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
+    settings: dict[str, Any] = {}
+    for option in options:
+        values = option.to_dict() if hasattr(option, "to_dict") else dataclasses.asdict(option)
+        settings |= {key: value for key, value in values.items() if not key.startswith("_")}
+    (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(settings, default=str)), sort_keys=True))
+    (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
+
+
+def print_metrics(title: str, metrics: dict[str, dict[str, Any]]) -> None:
+    """One line a metric: mean and 95 % interval."""
+    table = Table(title=title)
+    for column in ("metric", "mean", "95 % interval", "inputs", "signature"):
+        table.add_column(column, justify="left" if column in ("metric", "signature") else "right", overflow="fold")
+    for name, m in metrics.items():
+        interval = f"{m['low']:.4f} – {m['high']:.4f}"
+        table.add_row(name, f"{m['mean']:.4f}", interval, str(m["inputs"]), m["signature"])
+    Console().print(table)

@@ -1,0 +1,100 @@
+"""semioffline train METHOD: one stage of training, from a model and data to a run folder."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
+from semioffline.config import SemiOfflineConfig
+from semioffline.errors import UserError
+from semioffline.evaluation import write_predictions
+from semioffline.methods import load_method, method_names
+
+
+@dataclass
+class TrainOptions:
+    reward: list[str] = _option(
+        [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
+    )
+    resume: bool = _option(False, "Go on from the last complete checkpoint, or start when there is none.")
+    lora_r: int | None = _option(None, "Train LoRA adapters of this rank instead of all weights (needs peft).")
+    lora_alpha: int = _option(32, "Scale of the adapters.")
+
+    def adapter(self) -> Any:
+        if self.lora_r is None:
+            return None
+        try:
+            from peft import LoraConfig
+        except ImportError as error:
+            raise UserError("--lora_r needs the package peft: pip install 'semioffline[peft]'") from error
+        return LoraConfig(r=self.lora_r, lora_alpha=self.lora_alpha, target_modules="all-linear")
+
+
+def run(argv: list[str]) -> None:
+    if argv and argv[0] in ("-h", "--help"):
+        argv = ["semi_offline", "--help"]
+    if not argv or argv[0].startswith("-"):
+        raise UserError(f"which method? semioffline train METHOD, with METHOD one of {', '.join(method_names())}")
+    method, argv = argv[0], argv[1:]
+    data, model, options, args = parse_training(method, argv)
+    folder = open_folder(str(args.output_dir), options.resume)
+    train(data, model, options, args, folder)
+
+
+def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]:
+    """The task's settings are defaults; the recipe and the flags override them."""
+    types = [DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]
+    if method not in method_names():
+        load_method(method, None)  # raises, with the nearest name
+    explicit = {"method": method}
+    peek = parse("train", types, argv, explicit)
+    task = peek[0].load_task()
+    defaults = {**task.settings, "eval_metrics": list(task.metrics), "reward": [task.reward] if task.reward else None}
+    data, model, options, args = parse("train", types, argv, defaults | explicit)
+    if method != args.method:
+        raise UserError(f"the recipe says method={args.method}, the command says {method}")
+    device = model.checked_device()
+    if device == "cpu" and not args.use_cpu:
+        args = parse("train", types, [*argv, "--use_cpu", "true"], defaults | explicit)[3]
+    return data, model, options, args
+
+
+def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: SemiOfflineConfig, folder: Path) -> dict:
+    """Train, save folder/model, evaluate on the validation split if there is one, write result.json."""
+    from semioffline.trainer import SemiOfflineTrainer
+
+    task = data.load_task()
+    rows = task.load(data.source(args.seed), "train")
+    dev = task.load(data.source(args.seed, data.eval_limit), "validation") if data.has("validation") else None
+    policy = model.load(peft_config=options.adapter(), share_prompt=args.share_prompt)
+    needs_reward = load_method(args.method, args).needs_reward
+    if needs_reward and not options.reward:
+        raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
+    trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev)
+    write_settings(folder, data, model, options, args)
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=options.resume)
+    result: dict[str, Any] = {
+        "method": args.method,
+        "steps": trainer.state.global_step,
+        "seconds": time.perf_counter() - started,
+        "cost_per_input": policy.meter.per_input(),
+        "truncation": str(trainer.train_dataset.truncation),
+    }
+    if not trainer.accelerator.is_main_process and dev is None:
+        return result
+    trainer.save_model(str(folder / "model"))
+    if dev is not None:
+        evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
+        if trainer.accelerator.is_main_process:
+            result["metrics"] = evaluation.result(seed=args.seed)
+            write_predictions(folder / "predictions.jsonl", evaluation, trainer.eval_dataset)
+            print_metrics(f"{args.method}: validation", result["metrics"])
+    if trainer.accelerator.is_main_process:
+        write_result(folder, result)
+        print(f"{result['steps']} steps in {result['seconds']:.1f} s; model in {folder / 'model'}")
+    return result

@@ -1,0 +1,125 @@
+"""SemiOfflineConfig: Transformers' TrainingArguments and what the methods need. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from semioffline.data import STATIC_TARGETS
+from semioffline.decoding import Decoding
+from semioffline.errors import UserError
+from semioffline.losses import BASELINES, LOSS_SCALES
+from semioffline.masking import MASK_UNITS
+from semioffline.policy import TRUNCATION_SIDES
+
+
+def _field(default, help: str):
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class SemiOfflineConfig(TrainingArguments):
+    # The method
+    method: str = _field("semi_offline", "Which method trains: the name of a module in semioffline/methods.")
+    num_samples: int = _field(64, "K, the samples drawn for each input; they cost no forward pass.")
+    mask_rate: float = _field(0.4, "p_m, the share of the static target's tokens that the model must decide.")
+    mask_unit: str = _field("token", "Hide single tokens or whole words: token | word.")
+    rl_weight: float = _field(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
+    loss_scale: str = _field(
+        "token", "token: sum over samples, mean over hidden positions (the published lambda) | sequence: as printed."
+    )
+    baseline: str = _field("mean", "What is subtracted from a sample's reward: mean | leave_one_out.")
+    scale_rewards: bool = _field(False, "Divide advantages by the standard deviation of the input's rewards.")
+    static_target: str = _field(
+        "ground_truth", "The text that is masked: ground_truth | worst | best | random (candidate)."
+    )
+    mle_mask_rate: float = _field(
+        0.4, "Share of decoder inputs hidden in the masked examples of the MLE row (not for ft)."
+    )
+    mle_mask_share: float = _field(0.5, "Share of the examples whose MLE row is masked at all (not for ft).")
+    # Drawing
+    temperature: float = _field(1.0, "Temperature of the draws.")
+    top_k: int = _field(0, "Draw among the k most likely tokens only; 0 means all.")
+    top_p: float = _field(1.0, "Draw among the most likely tokens that hold this much probability.")
+    reward_weights: list[float] | None = _field(None, "Weight of each reward; all 1 when not given.")
+    # Text
+    max_prompt_length: int | None = _field(None, "Longest source in tokens; 512, or what the model's positions allow.")
+    max_completion_length: int | None = _field(
+        None, "Longest target in tokens; 128, or what the model's positions allow."
+    )
+    truncation_side: str = _field("right", "Which end of a long prompt is cut off: left | right.")
+    # Model
+    disable_dropout: bool = _field(False, "Set every dropout probability to 0.")
+    share_prompt: bool = _field(True, "Decoder-only: compute the prompt once for both rows.")
+    # Evaluation by generation
+    eval_metrics: list[str] = _field(["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.")
+    num_beams: int = _field(1, "Beams in evaluation; 1 is greedy.")
+    length_penalty: float = _field(1.0, "Exponent on the length in beam search.")
+    no_repeat_ngram_size: int = _field(0, "Never repeat an n-gram of this size in evaluation; 0 means free.")
+    min_new_tokens: int = _field(0, "Shortest output in evaluation, in tokens.")
+    early_stopping_patience: int | None = _field(
+        None, "Stop after so many evaluations without a better metric_for_best_model."
+    )
+    # Log
+    log_completions: bool = _field(True, "Write sampled completions to completions/step-*.parquet at every log.")
+    num_completions_to_print: int = _field(0, "Print so many sampled completions at every log.")
+    # Transformers' own, with other defaults
+    remove_unused_columns: bool = _field(False, "Rewards may need any column, so none is removed.")
+    ddp_find_unused_parameters: bool | None = _field(False, "Every parameter is used in every step.")
+
+    def __post_init__(self) -> None:
+        problems = self._problems()
+        if problems:
+            raise UserError("; ".join(problems))
+        try:
+            super().__post_init__()
+        except (ValueError, ImportError) as error:
+            raise UserError(" ".join(str(error).split())) from error
+
+    def _problems(self) -> list[str]:
+        """Everything that is wrong, at once."""
+        problems = []
+        for name in ("mask_rate", "mle_mask_rate", "mle_mask_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
+        if self.num_samples < 2:
+            problems.append(
+                f"num_samples={self.num_samples} must be at least 2: the baseline is the mean of the samples"
+            )
+        if self.temperature <= 0:
+            problems.append(f"temperature={self.temperature} must be positive")
+        if not 0.0 < self.top_p <= 1.0:
+            problems.append(f"top_p={self.top_p} must lie in (0, 1]")
+        if self.top_k < 0:
+            problems.append(f"top_k={self.top_k} must be 0 (all) or positive")
+        if self.rl_weight < 0:
+            problems.append(f"rl_weight={self.rl_weight} must not be negative")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                problems.append(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
+        for name in ("max_prompt_length", "max_completion_length"):
+            if getattr(self, name) is not None and getattr(self, name) < 2:
+                problems.append(f"{name}={getattr(self, name)} must be at least 2")
+        return problems
+
+    def decoding(self, max_new_tokens: int) -> Decoding:
+        """How evaluation decodes."""
+        return Decoding(
+            num_beams=self.num_beams,
+            length_penalty=self.length_penalty,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            min_new_tokens=self.min_new_tokens,
+            max_new_tokens=max_new_tokens,
+        )
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mask_unit": MASK_UNITS,
+    "loss_scale": LOSS_SCALES,
+    "baseline": BASELINES,
+    "static_target": STATIC_TARGETS,
+    "truncation_side": TRUNCATION_SIDES,
+}

@@ -1,0 +1,198 @@
+"""Columns to tokens to batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from semioffline.errors import UserError, unknown
+from semioffline.policy import Encoded, Policy
+from semioffline.types import Batch, Text
+
+logger = logging.getLogger(__name__)
+STATIC_TARGETS = ("ground_truth", "worst", "best", "random")
+_OURS = ("prompt", "completion", "references", "candidates", "candidate_rewards")
+
+
+@dataclass
+class Tokens:
+    """One tokenised text, small in memory."""
+
+    ids: np.ndarray
+    words: np.ndarray
+
+    @classmethod
+    def of(cls, encoded: Encoded) -> Tokens:
+        return cls(np.asarray(encoded.ids, dtype=np.int32), np.asarray(encoded.words, dtype=np.int32))
+
+
+@dataclass
+class Example:
+    index: int
+    source: Tokens
+    target: Tokens
+    static: list[Tokens]
+    """The static target; more than one when a step chooses among the candidates."""
+    columns: dict[str, Any]
+
+
+@dataclass
+class Truncation:
+    """How many texts were cut to the maximum length."""
+
+    prompts: int = 0
+    completions: int = 0
+    candidates: int = 0
+    of: int = 0
+
+    def __str__(self) -> str:
+        counts = f"{self.prompts} prompts, {self.completions} completions, {self.candidates} candidates"
+        return f"cut to the maximum length: {counts}, of {self.of:,} rows"
+
+
+class Examples(torch.utils.data.Dataset):
+    """A tokenised dataset. Rows are checked and tokenised once, in front, so that a bad row stops nothing halfway."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        policy: Policy,
+        max_prompt_length: int,
+        max_completion_length: int,
+        truncation_side: str = "left",
+        static_target: str = "ground_truth",
+        progress: bool = True,
+    ):
+        check_columns(dataset, static_target)
+        self.examples: list[Example] = []
+        self.truncation = Truncation(of=len(dataset))
+        size = 1000
+        for start in tqdm(range(0, len(dataset), size), desc="tokenise", disable=not progress or len(dataset) <= size):
+            rows = dataset[start : start + size]
+            self.examples += self._tokenise(
+                rows, start, policy, max_prompt_length, max_completion_length, truncation_side, static_target
+            )
+        if self.truncation.prompts or self.truncation.completions or self.truncation.candidates:
+            logger.warning("%s", self.truncation)
+
+    def _tokenise(
+        self,
+        rows: dict[str, list],
+        start: int,
+        policy: Policy,
+        max_prompt: int,
+        max_completion: int,
+        side: str,
+        static: str,
+    ) -> list[Example]:
+        prompts, completions = rows["prompt"], rows["completion"]
+        sources = policy.encode_sources(prompts, max_prompt, side)
+        targets = policy.encode_targets(completions, prompts, max_completion)
+        self.truncation.prompts += sum(e.truncated for e in sources)
+        self.truncation.completions += sum(e.truncated for e in targets)
+        examples = []
+        for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            chosen = _choose(rows, i, static)
+            candidates = policy.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
+            self.truncation.candidates += sum(e.truncated for e in candidates)
+            columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
+            references = rows.get("references", [None] * len(prompts))[i] or [completions[i]]
+            columns |= {"prompt": prompts[i], "completion": completions[i], "references": list(references)}
+            static_tokens = [Tokens.of(e) for e in candidates] or [Tokens.of(target)]
+            examples.append(Example(start + i, Tokens.of(source), Tokens.of(target), static_tokens, columns))
+        return examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+def check_columns(dataset: Any, static_target: str = "ground_truth") -> None:
+    names = dataset.column_names
+    for name in ("prompt", "completion"):
+        if name not in names:
+            raise UserError(
+                f"the data has no column '{name}' (it has: {', '.join(names)}): rename one, for instance "
+                f"--columns {name}={names[0] if names else 'THEIRS'}"
+            )
+    if len(dataset) == 0:
+        raise UserError("the dataset is empty: there is nothing to train on or evaluate")
+    if static_target not in STATIC_TARGETS:
+        raise unknown("static_target", static_target, STATIC_TARGETS)
+    for name in ("prompt", "completion"):
+        for row, text in enumerate(dataset[name]):
+            if not isinstance(text, str) or (name == "completion" and not text.strip()):
+                raise UserError(
+                    f"row {row}: {name} is {text!r}, but it must be a text"
+                    + (" that is not empty" * (name == "completion"))
+                )
+    if static_target != "ground_truth":
+        needed = ["candidates"] if static_target == "random" else ["candidates", "candidate_rewards"]
+        for name in needed:
+            if name not in names:
+                raise UserError(
+                    f"static_target={static_target} needs the column '{name}': make it with `semioffline candidates`, "
+                    "or use static_target=ground_truth"
+                )
+
+
+def _choose(rows: dict[str, list], i: int, static_target: str) -> list[str]:
+    """The texts that may serve as the row's static target; none means the ground truth."""
+    if static_target == "ground_truth":
+        return []
+    candidates = rows["candidates"][i]
+    if not candidates:
+        raise UserError(f"row {i} has no candidates, but static_target={static_target} needs at least one")
+    if static_target == "random":
+        return list(candidates)
+    rewards = rows["candidate_rewards"][i]
+    pick = max if static_target == "best" else min
+    return [candidates[pick(range(len(candidates)), key=lambda n: rewards[n])]]
+
+
+def pad(tokens: Sequence[Tokens], pad_id: int) -> Text:
+    """Texts of different lengths to one tensor, padded on the right."""
+    length = max(len(t.ids) for t in tokens)
+    ids = np.full((len(tokens), length), pad_id, dtype=np.int64)
+    words = np.full((len(tokens), length), -1, dtype=np.int64)
+    keep = np.zeros((len(tokens), length), dtype=bool)
+    for row, t in enumerate(tokens):
+        ids[row, : len(t.ids)] = t.ids
+        words[row, : len(t.ids)] = t.words
+        keep[row, : len(t.ids)] = True
+    return Text(torch.from_numpy(ids), torch.from_numpy(keep), torch.from_numpy(words))
+
+
+@dataclass
+class Collator:
+    """Examples to a Batch."""
+
+    pad_id: int
+
+    def __call__(self, examples: Sequence[Example]) -> Batch:
+        many = max(len(e.static) for e in examples)
+        static = [e.static[n % len(e.static)] for e in examples for n in range(many)]
+        columns = {name: [e.columns[name] for e in examples] for name in examples[0].columns}
+        return Batch(
+            index=torch.tensor([e.index for e in examples]),
+            source=pad([e.source for e in examples], self.pad_id),
+            target=pad([e.target for e in examples], self.pad_id),
+            static=pad(static, self.pad_id),
+            columns=columns,
+        )
+
+
+def pick_static(static: Text, batch_size: int, uniforms: Tensor) -> Text:
+    """One of the n static targets of each row: (B * n, T) -> (B, T). uniforms: (B,)."""
+    many = len(static.ids) // batch_size
+    rows = (torch.arange(batch_size) * many + (uniforms * many).long()).to(static.ids.device)
+    return Text(static.ids[rows], static.keep_mask[rows], static.words[rows])

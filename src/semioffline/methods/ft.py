@@ -1,0 +1,43 @@
+"""FT: plain fine-tuning on the ground truth."""
+
+from typing import Any
+
+from torch import Tensor
+
+from semioffline.losses import mle
+from semioffline.masking import hide, mask_uniforms
+from semioffline.policy import Policy
+from semioffline.scoring import Scorer
+from semioffline.types import Batch, Randomness, Row, StepOutput, Term
+
+
+def mle_row(
+    policy: Policy, batch: Batch, randomness: Randomness, mask_rate: float = 0.0, mask_share: float = 0.0
+) -> Row:
+    """The ground truth as a row; in a `mask_share` of the examples its inputs are masked at `mask_rate`.
+
+    The labels stay whole, so that the model learns to go on after mask tokens.
+    """
+    target = batch.target
+    uniforms = mask_uniforms(target, batch.index, randomness, "mle mask")
+    chosen = [u.item() < mask_share for u in randomness.uniform("mle share", batch.index, [1] * len(batch))]
+    rate = uniforms.new_tensor(chosen)[:, None] * mask_rate
+    shown = hide(target, rate, policy.mask_id, uniforms).ids
+    return Row(ids=shown, keep_mask=target.keep_mask, wanted=target.keep_mask, purpose="mle")
+
+
+def mle_term(logits: Tensor, batch: Batch, label_smoothing: float) -> Term:
+    return Term("mle", mle(logits, batch.target.ids[batch.target.keep_mask], label_smoothing), per="token")
+
+
+class Method:
+    """L = -sum_t log p(y_t | x, y_<t)."""
+
+    needs_reward = False
+
+    def __init__(self, args: Any):
+        self.label_smoothing = args.label_smoothing_factor
+
+    def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
+        [logits] = policy.predict(batch.source, [mle_row(policy, batch, randomness)])
+        return StepOutput([mle_term(logits, batch, self.label_smoothing)])

@@ -1,0 +1,343 @@
+"""SemiOfflineTrainer: one trainer for every method, on transformers.Trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+
+from semioffline.config import SemiOfflineConfig
+from semioffline.data import Collator, Examples
+from semioffline.errors import UserError
+from semioffline.evaluation import Evaluation, generate, measure
+from semioffline.methods import MethodProtocol, load_method
+from semioffline.policy import Policy
+from semioffline.scoring import RewardSet, Scorer
+from semioffline.types import Batch, Randomness, StepOutput
+
+STAGING = "incomplete-checkpoint"
+
+
+class NonFiniteLoss(UserError):
+    """The loss is NaN or infinite: training stops instead of writing useless weights."""
+
+
+class SemiOfflineTrainer(Trainer):
+    """Trains any text-generation model with any method of this library.
+
+    model: hub name, folder, PreTrainedModel, PeftModel or Policy. reward_funcs: name, callable, sequence-classification
+    model, or a list of them. Datasets have the columns prompt, completion and, optionally, references, candidates and
+    candidate_rewards; every other column reaches the rewards.
+    """
+
+    args: SemiOfflineConfig
+    train_dataset: Any
+    eval_dataset: Any
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        reward_funcs: Any = None,
+        args: SemiOfflineConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple = (None, None),
+        peft_config: Any = None,
+        method: MethodProtocol | None = None,
+    ):
+        args = SemiOfflineConfig(output_dir="semioffline-output") if args is None else args
+        self.method = load_method(args.method, args) if method is None else method
+        self.policy = _as_policy(model, processing_class, peft_config, args.share_prompt)
+        if args.disable_dropout:
+            disable_dropout(self.policy)
+        if args.n_gpu > 1:
+            raise UserError(
+                f"{args.n_gpu} GPUs in one process: start with `accelerate launch`, or set CUDA_VISIBLE_DEVICES=0"
+            )
+        self.limits = text_limits(self.policy, args)
+        super().__init__(
+            model=self.policy,
+            args=args,
+            data_collator=Collator(self.policy.pad_id),  # type: ignore[arg-type]
+            train_dataset=self._tokenised(train_dataset, args, args.static_target),
+            eval_dataset=self._tokenised(eval_dataset, args),
+            processing_class=self.policy.tokenizer,
+            callbacks=[*(callbacks or []), *_callbacks(args)],
+            optimizers=optimizers,
+        )
+        if self.method.needs_reward and reward_funcs is None:
+            raise UserError(
+                f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
+            )
+        rewards = [] if reward_funcs is None else reward_funcs
+        self.reward_set = RewardSet(rewards, args.reward_weights, reward_processing_classes, args.device)
+        self.scorer = Scorer(self.policy, self.reward_set)
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._staging: str | None = None
+
+    def _tokenised(self, dataset: Any, args: SemiOfflineConfig, static_target: str = "ground_truth") -> Any:
+        if dataset is None or isinstance(dataset, Examples):
+            return dataset
+        if isinstance(dataset, dict):
+            return {name: self._tokenised(part, args, static_target) for name, part in dataset.items()}
+        return Examples(
+            dataset, self.policy, *self.limits, args.truncation_side, static_target, progress=not args.disable_tqdm
+        )
+
+    # ---- one step ----
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """The micro-batches of one optimizer step, and what their losses are divided by: target tokens and rows of
+        the whole step, over all micro-batches and processes."""
+        batches = []
+        for _ in range(num_batches):
+            try:
+                batches.append(next(epoch_iterator))
+            except StopIteration:
+                break
+        tokens = sum(int(batch.target.keep_mask.sum()) for batch in batches)
+        counts = torch.tensor([tokens, sum(len(batch) for batch in batches)], device=device)
+        return batches, self.accelerator.reduce(counts, "sum")
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Loss and backward of one micro-batch. The loss is already divided by the counts of the whole step, so it is
+        not divided again; gradients are averaged over processes, hence the factor."""
+        model.train()
+        batch: Batch = inputs
+        randomness = Randomness(self.args.seed, self.state.global_step)
+        with self.compute_loss_context_manager(), self.policy.through(model):
+            output = self.method.step(self.policy, batch, self.scorer, randomness)
+            loss = self._total(output, num_items_in_batch)
+        self.policy.meter.add_inputs(len(batch))
+        self._check_finite(loss, batch)
+        self._note(output)
+        kwargs = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
+        self.accelerator.backward(loss * self.args.world_size, **kwargs)
+        return (loss * self.args.world_size).detach()
+
+    def _total(self, output: StepOutput, counts: Tensor) -> Tensor:
+        divisor = {"token": counts[0], "row": counts[1]}
+        parts = {term.name: term.total / divisor[term.per] for term in output.terms}
+        # the log averages over micro-batches and processes, the loss is their sum
+        shares = self.args.world_size * self.current_gradient_accumulation_steps
+        for name, part in parts.items():
+            output.metrics[f"loss/{name}"] = part.detach().item() * shares
+        return torch.stack([term.weight * parts[term.name] for term in output.terms]).sum()
+
+    def _check_finite(self, loss: Tensor, batch: Batch) -> None:
+        if not torch.isfinite(loss):
+            rows = ", ".join(map(str, batch.index.tolist()))
+            where = f"at step {self.state.global_step} (rows {rows})"
+            raise NonFiniteLoss(
+                f"the loss is {loss.item()} {where}: lower the learning rate or rl_weight, or look at the rows"
+            )
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Transformers estimates it from input_ids; the meter counts what was really run instead."""
+        return 0
+
+    # ---- log ----
+
+    def _note(self, output: StepOutput) -> None:
+        for name, value in output.metrics.items():
+            self._metrics[name].append(value)
+        step = self.state.global_step + 1
+        every = self.args.logging_steps if self.args.logging_strategy == "steps" else 0
+        due = every and (step % every == 0 or (step == 1 and self.args.logging_first_step))
+        if due and output.completions is not None and self.accelerator.is_main_process:
+            write_completions(
+                Path(str(self.args.output_dir)), step, output.completions(), self.args.num_completions_to_print
+            )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            means = {name: sum(values) / len(values) for name, values in self._metrics.items() if values}
+            means |= {f"cost/{name}": value for name, value in self.policy.meter.per_input().items()}
+            gathered = gather_object([means]) if self.args.world_size > 1 else [means]
+            logs = logs | {name: sum(m[name] for m in gathered) / len(gathered) for name in means}
+            self._metrics.clear()
+        super().log(logs, start_time)
+
+    # ---- evaluation ----
+
+    def evaluate(  # type: ignore[override]
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Generate and score; the metrics are eval_metrics, the reward and its parts, and the surface of the text."""
+        examples = self.eval_dataset if eval_dataset is None else self._tokenised(eval_dataset, self.args)
+        if examples is None:
+            raise UserError("evaluation needs an eval_dataset")
+        if isinstance(examples, dict):
+            parts = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in examples.items()]
+            return {key: value for part in parts for key, value in part.items()}
+        started = time.perf_counter()
+        evaluation = self.evaluate_outputs(examples)
+        means = evaluation.means()
+        if self.reward_set.functions:
+            pairs = zip(self.reward_set.weights, self.reward_set.functions, strict=True)
+            means["reward"] = sum(weight * means[name] for weight, name in pairs)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
+        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def evaluate_outputs(self, examples: Examples) -> Evaluation:
+        """Each process decodes its share; every process gets all predictions."""
+        rank, world = self.args.process_index, self.args.world_size
+        decoding = self.args.decoding(self.limits[1])
+        part = slice(rank, None, world)
+        with self.policy.meter.paused(), self.accelerator.autocast():
+            texts = generate(
+                self.policy, examples, decoding, self.args.per_device_eval_batch_size, not self.args.disable_tqdm, part
+            )
+        if world > 1:
+            shares = gather_object([texts])
+            texts = [shares[n % world][n // world] for n in range(len(examples))]
+        metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
+        return measure(texts, examples, [*self.reward_set.functions.values(), *metrics], decoding)
+
+    # ---- checkpoints ----
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
+        if resume_from_checkpoint is True:
+            folder = str(self.args.output_dir)
+            resume_from_checkpoint = get_last_checkpoint(folder) if os.path.isdir(folder) else None
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._staging or super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write the checkpoint aside and rename it, so that a kill while saving leaves the last complete one."""
+        folder = super()._get_output_dir(trial)
+        staging = os.path.join(folder, STAGING)
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._staging = staging
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._staging = None
+        self.accelerator.wait_for_everyone()
+        name = f"checkpoint-{self.state.global_step}"
+        if self.state.best_global_step:
+            best = os.path.join(folder, f"checkpoint-{self.state.best_global_step}")
+            is_there = self.state.best_global_step == self.state.global_step or os.path.isdir(best)
+            self.state.best_model_checkpoint = best if is_there else None
+        if self.args.should_save:
+            self.state.save_to_json(os.path.join(staging, name, "trainer_state.json"))
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+            os.rename(os.path.join(staging, name), os.path.join(folder, name))
+            shutil.rmtree(staging, ignore_errors=True)
+            rotate_checkpoints(
+                output_dir=folder,
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """The plain model and tokenizer, which load without this library."""
+        self.policy.save(output_dir or str(self.args.output_dir), state_dict)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, self.policy.model if model is None else model)
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+
+class RunLog(TrainerCallback):
+    """metrics.jsonl: one line for every log, and nothing twice after a resume. Also the seconds of a step."""
+
+    def __init__(self) -> None:
+        self.started = 0.0
+        self.seconds: list[float] = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        path = Path(args.output_dir) / "metrics.jsonl"
+        if state.is_world_process_zero and path.exists():
+            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= state.global_step]
+            path.write_text("".join(line + "\n" for line in kept) if state.global_step else "")
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.started = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds.append(time.perf_counter() - self.started)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs and self.seconds:
+            logs["time/step"] = sum(self.seconds) / len(self.seconds)
+            self.seconds.clear()
+        if state.is_world_process_zero and logs:
+            with open(Path(args.output_dir) / "metrics.jsonl", "a") as file:
+                file.write(json.dumps({"step": state.global_step} | logs) + "\n")
+
+
+def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:
+    callbacks: list[TrainerCallback] = [RunLog()]
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    return callbacks
+
+
+def _as_policy(model: Any, processing_class: Any, peft_config: Any, share_prompt: bool) -> Policy:
+    if isinstance(model, Policy):
+        return model
+    if isinstance(model, str):
+        return Policy.load(model, processing_class, peft_config=peft_config, share_prompt=share_prompt)
+    tokenizer = processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
+    return Policy(model, tokenizer, peft_config=peft_config, share_prompt=share_prompt)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Every dropout layer, and the probabilities that models keep as plain attributes."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "dropout_rate"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def text_limits(policy: Policy, args: SemiOfflineConfig) -> tuple[int, int]:
+    """(prompt, completion) lengths in tokens: the settings, or 512 and 128 where the model's positions allow."""
+    most = policy.max_positions()
+    prompt = args.max_prompt_length or min(512, most or 512)
+    completion = args.max_completion_length or min(128, most or 128)
+    used = max(prompt, completion) if policy.is_encoder_decoder else prompt + completion
+    if most is not None and used > most:
+        if args.max_prompt_length or args.max_completion_length:
+            raise UserError(
+                f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
+            )
+        prompt, completion = most * 3 // 4, most // 4
+    return prompt, completion
+
+
+def write_completions(folder: Path, step: int, rows: list[dict[str, Any]], to_print: int) -> None:
+    """completions/step-*.parquet: the sampled completions of one micro-batch."""
+    import pyarrow
+    import pyarrow.parquet
+
+    (folder / "completions").mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "completions" / f"step-{step}.parquet")
+    for row in rows[:to_print]:
+        print(f"step {step}  reward {row['reward']:.3f}  {row['masked_target']}  ->  {row['sample']}", flush=True)
