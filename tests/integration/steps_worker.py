@@ -1,0 +1,39 @@
+"""Run by several processes at once (torchrun): trains the cases of test_equal_steps and saves the weights.
+
+python -m torch.distributed.run --nproc-per-node 2 steps_worker.py OUTPUT_FOLDER
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from toy import build_uneven_rows, train, weights
+
+from semioffline.types import Randomness
+
+CASES = {
+    "bart-4": {"kind": "bart", "per_device_train_batch_size": 4},
+    "bart-2x2": {"kind": "bart", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    "llama-4": {"kind": "llama", "per_device_train_batch_size": 4},
+}
+ROWS = 24
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    rows = build_uneven_rows(ROWS)
+    for name, settings in CASES.items():
+        trainer = train(folder / name, rows=rows, **settings)
+        assert trainer.args.world_size == 2
+        if trainer.accelerator.is_main_process:
+            torch.save(weights(trainer), folder / f"{name}.pt")
+    rank, right = int(os.environ["RANK"]), Randomness.generator
+    Randomness.generator = lambda self, purpose, example: right(self, f"{purpose}/{rank}", example)
+    trainer = train(folder / "wrong-key", rows=rows, per_device_train_batch_size=4)
+    if trainer.accelerator.is_main_process:
+        torch.save(weights(trainer), folder / "wrong-key.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,333 @@
+"""Wrong input on the command line: one line on stderr that says what to change, exit code 2, nothing in the way."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toy import build_rows, build_tokenizer, save_model
+
+from semioffline.cli import main
+
+ROWS = build_rows(6).to_list()
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and files, good and bad."""
+    folder = tmp_path_factory.mktemp("inputs")
+    save_model(folder / "model")
+    shutil.copytree(folder / "model", folder / "endless")
+    tokenizer = build_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder / "endless")
+    write_rows(folder / "good.jsonl", ROWS)
+    write_rows(folder / "other.jsonl", [{"prompt": row["prompt"], "summary": row["completion"]} for row in ROWS])
+    write_rows(folder / "blank.jsonl", [*ROWS[:2], ROWS[2] | {"completion": " "}, *ROWS[3:]])
+    write_rows(folder / "mixed.jsonl", [*ROWS[:3], ROWS[3] | {"completion": 7}])
+    (folder / "empty.jsonl").write_text("")
+    (folder / "broken.jsonl").write_text(json.dumps(ROWS[0]) + '\n{"prompt": "a", "completion": \n')
+    (folder / "data.txt").write_text("a b")
+    (folder / "rewards.py").write_text(
+        "def short(completions, **kwargs):\n    return [0.0]\n\n\n"
+        "def text(completions, **kwargs):\n    return ['good'] * len(completions)\n\n\n"
+        "def raises(completions, **kwargs):\n    return [1 / 0 for _ in completions]\n\n\n"
+        "def scalar(completions, **kwargs):\n    return 1.0\n"
+    )
+    (folder / "syntax.py").write_text("def score(:\n")
+    (folder / "needs.py").write_text("import a_package_that_is_not_there\n")
+    (folder / "breaks.py").write_text("raise RuntimeError('no licence found')\n")
+    (folder / "key.yaml").write_text("mask_rat: 0.4\n")
+    (folder / "value.yaml").write_text("mask_rate: much\n")
+    (folder / "range.yaml").write_text("mask_rate: 1.5\n")
+    (folder / "list.yaml").write_text("- mask_rate\n- 0.4\n")
+    (folder / "broken.yaml").write_text("mask_rate: [0.4\nnum_samples: 2\n")
+    (folder / "empty.yaml").write_text("")
+    (folder / "binary.yaml").write_bytes(bytes(range(256)))
+    return folder
+
+
+Train = Callable[..., list[str]]
+
+
+@pytest.fixture
+def train(inputs: Path, tmp_path: Path) -> Train:
+    """A training command that works; options given by name replace its own, None leaves one out."""
+
+    def build(method: str = "semi_offline", *more: str, **changes: Any) -> list[str]:
+        options: dict[str, Any] = {
+            "model": inputs / "model",
+            "train_file": inputs / "good.jsonl",
+            "output_dir": tmp_path / "run",
+            "reward": "rouge1",
+            "device": "cpu",
+            "max_steps": 1,
+            "num_samples": 2,
+            "per_device_train_batch_size": 2,
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
+        given = [(key, str(value).split(" ")) for key, value in (options | changes).items() if value is not None]
+        return ["train", method, *(text for key, values in given for text in (f"--{key}", *values)), *more]
+
+    return build
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture) -> Callable[..., str]:
+    """Run a command that must be refused with one line; give the line back."""
+
+    def run(argv: list[str], *parts: str) -> str:
+        capsys.readouterr()
+        code = main(argv)
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert code == 2
+        assert len(lines) == 1, "\n".join(lines)
+        assert lines[0].startswith("semioffline: error: ")
+        missing = [part for part in parts if part not in lines[0]]
+        assert not missing, f"{missing} not in: {lines[0]}"
+        return lines[0]
+
+    return run
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a run can be started there without --resume."""
+    return not folder.exists() or not any(folder.iterdir())
+
+
+# ---- the data ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"train_file": "other.jsonl"}, ["'completion'", "prompt, summary"]),
+        ({"train_file": "other.jsonl", "columns": "completion=sumary"}, ["'sumary'", "Did you mean 'summary'?"]),
+        ({"columns": "completion:summary"}, ["completion:summary", "OURS=THEIRS"]),
+        ({"prompt_template": "{promt}:"}, ["'promt'", "Did you mean 'prompt'?"]),
+        ({"train_file": "empty.jsonl"}, ["empty.jsonl", "empty"]),
+        ({"train_file": "broken.jsonl"}, ["broken.jsonl, line 2", "JSON"]),
+        ({"train_file": "blank.jsonl"}, ["blank.jsonl, line 3", "completion", "empty"]),
+        ({"train_file": "mixed.jsonl"}, ["mixed.jsonl, line 4", "completion"]),
+        ({"train_file": "nowhere.jsonl"}, ["nowhere.jsonl", "no file"]),
+        ({"train_file": "data.txt"}, ["data.txt", ".jsonl"]),
+        ({"train_file": None}, ["train", "file"]),
+        ({"validation_file": "broken.jsonl"}, ["broken.jsonl, line 2"]),
+        ({"limit": 0}, ["limit", "1"]),
+        ({"static_target": "worst"}, ["'candidates'", "semioffline candidates"]),
+    ],
+)
+def test_data(changes: dict, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path) -> None:
+    changes = {key: inputs / value if "file" in key and value else value for key, value in changes.items()}
+    refused(train(**changes), *parts)
+    assert is_free(tmp_path / "run")
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["trian"], ["command 'trian'", "Did you mean 'train'?"]),
+        (["train"], ["which method?", "semi_offline"]),
+        (["train", "semi_ofline"], ["method 'semi_ofline'", "Did you mean 'semi_offline'?"]),
+        (["train", "mft", "--task", "adz"], ["task 'adz'", "Did you mean 'ads'?"]),
+        (["train", "mft", "--mask_rat", "0.4"], ["option 'mask_rat'", "Did you mean 'mask_rate'?"]),
+        (["train", "mft", "mask_rate=0.4"], ["'mask_rate=0.4'", "--name value"]),
+        (["train", "mft", "--max_steps", "many"], ["--max_steps", "many"]),
+        (["train", "mft", "--max_steps"], ["--max_steps"]),
+        (["train", "mft", "--task", "ads"], ["--model"]),
+        (["train", "mft", "--static_target", "wurst", "--task", "ads"], ["static_target='wurst'", "worst"]),
+        (["train", "mft", "--eval_strategy", "sometimes"], ["sometimes", "steps"]),
+        (["train", "mft", "--bf16", "maybe"], ["bf16", "maybe"]),
+        (["evaluate", "--task", "ads"], ["--model"]),
+        (["evaluate", "--modle", "x"], ["option 'modle'", "Did you mean 'model'?"]),
+        (["candidates", "--task", "ads"], ["--output_dir"]),
+        (["candidates", "--strategy", "divers_beam", "--output_dir", "x", "--task", "ads"], ["'diverse_beam'"]),
+        (["candidates", "--num_candidates", "0", "--output_dir", "x", "--task", "ads"], ["num_return_sequences", "0"]),
+        (["candidates", "--output_dir", "x"], ["--reward"]),
+        (["env", "--verbose"], ["option 'verbose'"]),
+    ],
+)
+def test_names(argv: list[str], parts: list[str], refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(argv, *parts)
+    assert is_free(tmp_path / "x")
+    assert is_free(tmp_path / "trainer_output")
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"mask_rate": 1.5}, ["mask_rate=1.5", "between 0 and 1"]),
+        ({"num_samples": 1}, ["num_samples=1", "at least 2"]),
+        ({"mask_rate": 1.5, "num_samples": 1, "top_p": 0}, ["mask_rate=1.5", "num_samples=1", "top_p=0"]),
+        ({"reward": "rogue1"}, ["reward 'rogue1'", "Did you mean 'rouge1'?"]),
+        ({"reward": None}, ["semi_offline", "--reward"]),
+        ({"reward_weights": 1, "reward": "rouge1 rougeL"}, ["2 rewards", "1 reward_weights"]),
+        ({"device": "cuda"}, ["--device cuda", "cpu"]),
+        ({"device": "gpu"}, ["device 'gpu'", "cpu"]),
+        ({"dtype": "float8"}, ["dtype 'float8'", "float32"]),
+        ({"max_prompt_length": 100}, ["max_prompt_length=100", "64 positions"]),
+        ({"model": "endless"}, ["EOS", "eos_token"]),
+        ({"model": "no-such-model"}, ["no-such-model"]),
+        ({"eval_metrics": "rogue1", "validation_file": "good.jsonl"}, ["'rogue1'", "Did you mean 'rouge1'?"]),
+    ],
+)
+def test_settings(changes: dict, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path) -> None:
+    """Told before the first step, so that the folder stays free."""
+    if changes.get("device") == "cuda" and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    changes = {key: inputs / value if key in ("model", "validation_file") else value for key, value in changes.items()}
+    refused(train(**changes), *parts)
+    assert is_free(tmp_path / "run")
+
+
+# ---- rewards that do not work ----
+
+
+@pytest.mark.parametrize(
+    ("reward", "parts"),
+    [
+        ("rewards.py:shirt", ["'shirt'", "Did you mean 'short'?"]),
+        ("nowhere.py:score", ["nowhere.py", "no file"]),
+        ("needs.py:score", ["needs.py", "a_package_that_is_not_there"]),
+        ("syntax.py:score", ["syntax.py"]),
+        ("breaks.py:score", ["breaks.py", "no licence found"]),
+    ],
+)
+def test_reward_that_cannot_be_loaded(
+    reward: str, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path
+) -> None:
+    refused(train(reward=inputs / reward), *parts)
+    assert is_free(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("short", ["'short'", "1 values for 4 samples"]),
+        ("text", ["'text'", "'good'", "sample 0"]),
+        ("raises", ["'raises'", "ZeroDivisionError"]),
+        ("scalar", ["'scalar'", "float", "list of 4"]),
+    ],
+)
+def test_reward_that_fails(name: str, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path) -> None:
+    """It is met in the first step, when the run folder has been written; --resume then starts there."""
+    refused(train(reward=f"{inputs}/rewards.py:{name}"), *parts)
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+    assert main(train("semi_offline", "--resume")) == 0
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+# ---- folders and recipes ----
+
+
+def test_output_folder_that_is_not_empty(train: Train, refused, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    refused(train(), "not empty", "--resume")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_output_folder_that_is_a_file(train: Train, refused, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    refused(train(), "is a file")
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parts"),
+    [
+        ("nowhere.yaml", ["nowhere.yaml", "No such file"]),
+        ("", ["recipe"]),
+        ("key.yaml", ["'mask_rat'", "Did you mean 'mask_rate'?"]),
+        ("value.yaml", ["mask_rate", "much"]),
+        ("range.yaml", ["mask_rate=1.5"]),
+        ("list.yaml", ["list.yaml", "names and values"]),
+        ("broken.yaml", ["broken.yaml", "not YAML"]),
+        ("empty.yaml", ["empty.yaml", "names and values"]),
+        ("binary.yaml", ["binary.yaml"]),
+    ],
+)
+def test_recipes(recipe: str, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path) -> None:
+    refused(train("semi_offline", "--config", str(inputs / recipe)), *parts)
+    assert is_free(tmp_path / "run")
+
+
+def test_a_recipe_after_an_equals_sign(inputs: Path, train: Train, refused, tmp_path: Path) -> None:
+    """--config=recipe.yaml is read as --config recipe.yaml is, not silently left out."""
+    refused(train("semi_offline", f"--config={inputs / 'key.yaml'}"), "'mask_rat'", "Did you mean 'mask_rate'?")
+    assert is_free(tmp_path / "run")
+
+
+def test_a_recipe_without_a_path(train: Train, refused) -> None:
+    refused(train("semi_offline", "--config"), "--config")
+
+
+def test_a_good_recipe_gives_defaults_and_flags_override_it(inputs: Path, train: Train, tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(
+        "method: semi_offline\nmask_rate: 0.3\nrl_weight: 0.7\nreward: [rouge1, rougeL]\n"
+    )
+    for n, flags in enumerate((["--config", f"{tmp_path}/good.yaml"], [f"--config={tmp_path}/good.yaml"])):
+        folder = tmp_path / str(n)
+        assert main(train("semi_offline", *flags, "--rl_weight", "0.9", output_dir=folder, reward=None)) == 0
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        assert (settings["mask_rate"], settings["rl_weight"]) == (0.3, 0.9)
+        assert settings["reward"] == ["rouge1", "rougeL"]
+
+
+def test_the_method_of_recipe_and_command_must_agree(train: Train, refused, tmp_path: Path) -> None:
+    (tmp_path / "mft.yaml").write_text("method: mft\n")
+    refused(train("semi_offline", "--config", str(tmp_path / "mft.yaml")), "mft", "semi_offline")
+
+
+def test_a_command_can_be_repeated_after_the_error_is_mended(
+    inputs: Path, train: Train, refused, tmp_path: Path
+) -> None:
+    refused(train(train_file=inputs / "broken.jsonl"), "line 2")
+    assert main(train()) == 0
+    assert {"config.yaml", "versions.json", "metrics.jsonl", "result.json", "model"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
+
+
+# ---- as people start it ----
+
+
+def start(argv: list[str]) -> subprocess.CompletedProcess:
+    code = "import sys; from semioffline.cli import main; sys.exit(main())"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, env=environment, timeout=200
+    )
+
+
+def test_in_a_process_of_its_own() -> None:
+    done = start(["trian"])
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [done.stderr.strip()]
+    assert "Did you mean 'train'?" in done.stderr
+
+
+@pytest.mark.slow
+def test_broken_data_in_a_process_of_its_own(inputs: Path, train: Train) -> None:
+    done = start(train(train_file=inputs / "broken.jsonl"))
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert "broken.jsonl, line 2" in lines[0]

@@ -1,0 +1,109 @@
+"""An optimizer step depends on its rows, not on how they are cut into micro-batches and processes.
+
+L_MLE is divided by the target tokens of the whole step, L_RL by its rows, and random numbers are keyed by (seed, step,
+example). So 1 x 8, 4 x 2 and 2 x 4 rows give the same three steps, on one process or two.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from steps_worker import CASES, ROWS
+from toy import KINDS, build_rows, build_uneven_rows, train, weights
+
+from semioffline.types import Randomness
+
+WHOLE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+CUTS = [
+    {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+]
+
+
+def largest_error(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest |a - b| over all parameters in units of the tolerance (atol 1e-7, rtol 1e-5): up to 1 is equal."""
+    assert a.keys() == b.keys()
+    return max(((a[name] - b[name]).abs() / (1e-7 + 1e-5 * b[name].abs())).max().item() for name in a)
+
+
+def assert_trained(trained: dict[str, torch.Tensor], kind: str) -> None:
+    """Every parameter that can move has moved: equality of untouched weights would say nothing."""
+    from toy import build_model
+
+    before = build_model(kind).state_dict()
+    still = {name for name in before if "bias" not in name and torch.equal(before[name], trained[name])}
+    assert not still
+
+
+@pytest.mark.parametrize("rows", [build_rows(24), build_uneven_rows(21)], ids=["even", "uneven"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_accumulation_does_not_change_the_step(kind: str, rows: Dataset, tmp_path: Path) -> None:
+    """With 21 rows of different lengths the third step is a partial one (5 rows) too."""
+    whole = weights(train(tmp_path / "whole", kind=kind, rows=rows, **WHOLE))
+    assert_trained(whole, kind)
+    for cut in CUTS:
+        assert largest_error(weights(train(tmp_path / "cut", kind=kind, rows=rows, **cut)), whole) <= 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_scale": "sequence", "baseline": "leave_one_out", "scale_rewards": True},
+        {"mask_unit": "word", "label_smoothing_factor": 0.1, "temperature": 0.7, "top_p": 0.9},
+        {"method": "mft"},
+    ],
+    ids=["sequence", "word", "mft"],
+)
+def test_settings_keep_it(settings: dict, tmp_path: Path) -> None:
+    rows = build_uneven_rows(16)
+    whole = weights(train(tmp_path / "whole", rows=rows, max_steps=2, **WHOLE, **settings))
+    assert largest_error(weights(train(tmp_path / "cut", rows=rows, max_steps=2, **CUTS[0], **settings)), whole) <= 1
+
+
+def test_random_static_targets_keep_it(tmp_path: Path) -> None:
+    """Rows with different numbers of candidates: which one a row gets must not depend on the others in its batch."""
+    rows = build_rows(24).to_list()
+    for n, row in enumerate(rows):
+        words = row["completion"].split()
+        row["candidates"] = [" ".join(words[start:]) for start in range(1 + n % 5)]
+    settings = {"rows": Dataset.from_list(rows), "static_target": "random"}
+    whole = weights(train(tmp_path / "whole", **WHOLE, **settings))
+    for cut in CUTS:
+        assert largest_error(weights(train(tmp_path / "cut", **cut, **settings)), whole) <= 1
+
+
+def _by_place(self, purpose, examples, sizes):
+    """Random numbers keyed by the place in the micro-batch instead of the example."""
+    return [torch.rand(size, generator=self.generator(purpose, n)) for n, size in enumerate(sizes)]
+
+
+def _by_process(self, purpose, examples, sizes):
+    """Random numbers from the process's own stream."""
+    return [torch.rand(size) for size in sizes]
+
+
+@pytest.mark.parametrize("wrong", [_by_place, _by_process])
+def test_a_wrong_key_is_seen(wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above has teeth: with numbers that depend on the micro-batch the steps differ by far."""
+    monkeypatch.setattr(Randomness, "uniform", wrong)
+    whole = weights(train(tmp_path / "whole", **WHOLE))
+    assert largest_error(weights(train(tmp_path / "cut", **CUTS[0])), whole) > 100
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_step(tmp_path: Path) -> None:
+    """Two processes equal one; with the process's rank in the key they do not."""
+    script = Path(__file__).with_name("steps_worker.py")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = build_uneven_rows(ROWS)
+    whole = {kind: weights(train(tmp_path / kind, kind=kind, rows=rows, **WHOLE)) for kind in KINDS}
+    for name, settings in CASES.items():
+        assert largest_error(torch.load(tmp_path / f"{name}.pt"), whole[settings["kind"]]) <= 1, name
+    assert largest_error(torch.load(tmp_path / "wrong-key.pt"), whole["bart"]) > 100
