@@ -239,7 +239,7 @@ def test_random_picks_one_candidate_of_the_row_itself(policy):
     examples, candidates = random_statics(policy, [3, 3])
     batch = Collator(policy.pad_id)([examples[0], examples[1]])
     for numbers, picks in [([0.0, 0.0], (0, 0)), ([0.34, 0.99], (1, 2)), ([0.999999, 0.5], (2, 1))]:
-        picked = pick_static(batch.static, 2, torch.tensor(numbers))
+        picked = pick_static(batch.static, batch.static_counts, torch.tensor(numbers))
         assert policy.decode(picked.ids.tolist()) == [candidates[0][picks[0]], candidates[1][picks[1]]]
 
 

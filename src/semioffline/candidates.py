@@ -44,7 +44,9 @@ def write_candidates(
     folder = Path(folder)
     shards = folder / "shards"
     shards.mkdir(parents=True, exist_ok=True)
-    _check_settings(folder / "settings.json", settings | {"shard_size": shard_size, "rows": len(examples)})
+    made_with = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed}
+    made_with |= {"shard_size": shard_size, "batch_size": batch_size}
+    _check_settings(folder / "settings.json", settings | made_with)
     number = math.ceil(len(examples) / shard_size)
     paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
     missing = [n for n in range(number) if not paths[n].exists()]

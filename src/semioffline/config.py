@@ -74,6 +74,8 @@ class SemiOfflineConfig(TrainingArguments):
         problems = self._problems()
         if problems:
             raise UserError("; ".join(problems))
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = "reward"
         try:
             super().__post_init__()
         except (ValueError, ImportError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,12 +100,13 @@ class Examples(torch.utils.data.Dataset):
         self.truncation.completions += sum(e.truncated for e in targets)
         examples = []
         for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            chosen = _choose(rows, i, static)
+            chosen = _choose(rows, i, start + i, static)
             candidates = policy.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
             self.truncation.candidates += sum(e.truncated for e in candidates)
             columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
-            references = rows.get("references", [None] * len(prompts))[i] or [completions[i]]
-            columns |= {"prompt": prompts[i], "completion": completions[i], "references": list(references)}
+            references = rows.get("references", [None] * len(prompts))[i] or completions[i]
+            references = [references] if isinstance(references, str) else list(references)
+            columns |= {"prompt": prompts[i], "completion": completions[i], "references": references}
             static_tokens = [Tokens.of(e) for e in candidates] or [Tokens.of(target)]
             examples.append(Example(start + i, Tokens.of(source), Tokens.of(target), static_tokens, columns))
         return examples
@@ -145,16 +147,20 @@ def check_columns(dataset: Any, static_target: str = "ground_truth") -> None:
                 )
 
 
-def _choose(rows: dict[str, list], i: int, static_target: str) -> list[str]:
-    """The texts that may serve as the row's static target; none means the ground truth."""
+def _choose(rows: dict[str, list], i: int, number: int, static_target: str) -> list[str]:
+    """The texts that may serve as the static target of row `number`; none means the ground truth."""
     if static_target == "ground_truth":
         return []
     candidates = rows["candidates"][i]
     if not candidates:
-        raise UserError(f"row {i} has no candidates, but static_target={static_target} needs at least one")
+        raise UserError(f"row {number} has no candidates, but static_target={static_target} needs at least one")
     if static_target == "random":
         return list(candidates)
-    rewards = rows["candidate_rewards"][i]
+    rewards = rows["candidate_rewards"][i] or []
+    if len(rewards) != len(candidates) or any(r is None or math.isnan(r) for r in rewards):
+        raise UserError(
+            f"row {number}: {len(candidates)} candidates need as many candidate_rewards, but they are {rewards}"
+        )
     pick = max if static_target == "best" else min
     return [candidates[pick(range(len(candidates)), key=lambda n: rewards[n])]]
 
@@ -188,11 +194,13 @@ class Collator:
             target=pad([e.target for e in examples], self.pad_id),
             static=pad(static, self.pad_id),
             columns=columns,
+            static_counts=torch.tensor([len(e.static) for e in examples]) if many > 1 else None,
         )
 
 
-def pick_static(static: Text, batch_size: int, uniforms: Tensor) -> Text:
-    """One of the n static targets of each row: (B * n, T) -> (B, T). uniforms: (B,)."""
-    many = len(static.ids) // batch_size
-    rows = (torch.arange(batch_size) * many + (uniforms * many).long()).to(static.ids.device)
+def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:
+    """One of the static targets of each row: (B * n, T) -> (B, T). counts: (B,) a row's own number; uniforms: (B,)."""
+    many = len(static.ids) // len(counts)
+    chosen = (uniforms.to(counts.device) * counts).long()
+    rows = torch.arange(len(counts), device=counts.device) * many + chosen
     return Text(static.ids[rows], static.keep_mask[rows], static.words[rows])

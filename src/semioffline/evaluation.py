@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,11 @@ class Evaluation:
 def bootstrap_interval(values: Sequence[float], resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
     """95 % percentile interval of the mean, resampling inputs."""
     array = np.asarray(values, dtype=float)
+    array = array[~np.isnan(array)]
+    if not len(array):
+        return math.nan, math.nan
     rng = np.random.default_rng(seed)
-    means = [np.nanmean(array[rng.integers(len(array), size=len(array))]) for _ in range(resamples)]
+    means = [np.mean(array[rng.integers(len(array), size=len(array))]) for _ in range(resamples)]
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 

@@ -23,6 +23,8 @@ class Advantages(NamedTuple):
 
     values: Tensor
     counts: Tensor
+    valid: Tensor | None = None
+    """(B, K) False at samples left out; None means that all count."""
 
 
 def advantages(rewards: Tensor, baseline: str = "mean", scale: bool = False) -> Advantages:
@@ -30,19 +32,27 @@ def advantages(rewards: Tensor, baseline: str = "mean", scale: bool = False) -> 
 
     mean: b = mean of the row's K rewards. It contains the sample itself, so the expected gradient is (K-1)/K of the
     exact one. leave_one_out: b_k = mean of the others' rewards, A_k = K/(K-1) * (R_k - mean): all of the gradient.
-    scale: divide by the row's standard deviation (a row whose rewards are all equal has zero advantages anyway).
+    scale: divide by the standard deviation of the row's rewards. Equal rewards give exactly zero, however rounded.
     """
     valid = ~torch.isnan(rewards)
     counts = valid.sum(1)
-    rewards = rewards.masked_fill(~valid, 0.0)
-    mean = rewards.sum(1) / counts.clamp(min=1)
-    values = (rewards - mean[:, None]) * valid
+    kept = valid & ~equal_rewards(rewards)[:, None]
+    values = torch.where(kept, rewards, 0.0)
+    for _ in range(2):  # the second time takes off what rounding left of the mean
+        values = torch.where(kept, values - (values.sum(1) / counts.clamp(min=1))[:, None], 0.0)
+    deviation = (values.square().sum(1) / (counts - 1).clamp(min=1)).sqrt()
     if baseline == "leave_one_out":
         values = values * (counts / (counts - 1).clamp(min=1))[:, None]
     if scale:
-        deviation = (values.square().sum(1) / (counts - 1).clamp(min=1)).sqrt()
         values = values / (deviation[:, None] + 1e-6)
-    return Advantages(values, counts)
+    return Advantages(values, counts, valid)
+
+
+def equal_rewards(rewards: Tensor) -> Tensor:
+    """(B, K) -> (B,) True where all samples that count have the same reward: nothing to learn from that row."""
+    high = rewards.nan_to_num(nan=-torch.inf).amax(1)
+    low = rewards.nan_to_num(nan=torch.inf).amin(1)
+    return high <= low
 
 
 def _weights(advantages: Advantages, rows: Tensor, loss_scale: str) -> Tensor:
@@ -91,11 +101,13 @@ def token_advantages(draws: Tensor, rows: Tensor, advantages: Advantages) -> Tok
     """Proposition 3: the estimated advantage of one token at one position.
 
     For token i drawn C times at position t: mean reward of those samples minus the baseline. Then
-    L_RL (sequence scale) = sum_t sum_i -(C/K) * value * log p(i | o_t).
+    L_RL (sequence scale) = sum_t sum_i -(C/K) * value * log p(i | o_t). Samples left out are not counted.
     """
     positions = torch.arange(len(draws), device=draws.device)[:, None].expand_as(draws)
     pairs, inverse = torch.unique(torch.stack([positions, draws], -1).view(-1, 2), dim=0, return_inverse=True)
     weights = advantages.values[rows].reshape(-1)
-    counts = torch.bincount(inverse, minlength=len(pairs))
-    sums = torch.zeros(len(pairs), device=draws.device, dtype=weights.dtype).index_add_(0, inverse, weights)
-    return TokenAdvantages(pairs[:, 0], pairs[:, 1], counts, sums / counts)
+    valid = torch.ones_like(weights) if advantages.valid is None else advantages.valid[rows].reshape(-1).to(weights)
+    counts = torch.zeros(len(pairs), device=draws.device, dtype=weights.dtype).index_add_(0, inverse, valid)
+    sums = torch.zeros_like(counts).index_add_(0, inverse, weights)
+    seen = counts > 0
+    return TokenAdvantages(pairs[seen, 0], pairs[seen, 1], counts[seen], sums[seen] / counts[seen])

@@ -20,9 +20,17 @@ def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit:
     uniforms: (B, T) numbers in [0, 1); rate: a number or (B, 1).
     """
     if unit == "word":
-        uniforms = uniforms.gather(1, text.words.clamp(min=0))
+        uniforms = uniforms.gather(1, _word_starts(text.words))
     hidden = (uniforms < rate) & text.ordinary
     return Observation(ids=text.ids.masked_fill(hidden, mask_id), hidden=hidden)
+
+
+def _word_starts(words: Tensor) -> Tensor:
+    """(B, T) word numbers -> the position of the first token of each token's word."""
+    positions = torch.arange(words.shape[1], device=words.device).expand_as(words)
+    begins = torch.ones_like(words, dtype=torch.bool)
+    begins[:, 1:] = words[:, 1:] != words[:, :-1]
+    return torch.where(begins, positions, 0).cummax(1).values
 
 
 def mask_uniforms(text: Text, index: Tensor, randomness: Randomness, purpose: str) -> Tensor:

@@ -118,6 +118,10 @@ class Policy(nn.Module):
         return self.base.config
 
     @property
+    def _keys_to_ignore_on_save(self) -> Any:
+        return self.base._keys_to_ignore_on_save
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -155,13 +159,17 @@ class Policy(nn.Module):
         return [e if e.ids else Encoded([start], [-1], False) for e in encoded]
 
     def encode_targets(self, texts: Sequence[str], prompts: Sequence[str], max_length: int) -> list[Encoded]:
-        """Targets end with EOS. In a decoder-only model a space joins a target to a prompt that ends in no white space."""
+        """Targets end with EOS. In decoder-only models a space joins them to a prompt that ends in no white space."""
         texts = [text.strip() for text in texts]
+        eos = self.tokenizer.eos_token_id
         if self.is_encoder_decoder:
-            return self._encode(texts, max_length, "right", target=True)
+            encoded = self._encode(texts, max_length, "right", target=True)
+            if all(eos in e.ids for e in encoded):
+                return encoded
+            encoded = self._encode(texts, max_length - 1, "right", target=True)  # the tokenizer's template adds none
+            return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
         joined = [t if not p or p[-1].isspace() else " " + t for t, p in zip(texts, prompts, strict=True)]
         encoded = self._encode(joined, max_length - 1, "right", special=False)
-        eos = self.tokenizer.eos_token_id
         return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
 
     def _encode(
@@ -311,19 +319,31 @@ def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     mask_id = tokenizer.mask_token_id
     rows_before = model.get_input_embeddings().weight.shape[0]
     if mask_id >= rows_before:
-        multiple = 64 if rows_before % 64 == 0 else None
-        model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=multiple, mean_resizing=False)
-    if not new:
-        return mask_id
-    sentinel = tokenizer.get_vocab().get("<extra_id_0>")
+        _grow(model, len(tokenizer), multiple=64 if rows_before % 64 == 0 else 1)
+    if new:
+        sentinel = tokenizer.get_vocab().get("<extra_id_0>")
+        with torch.no_grad():
+            embedding = model.get_input_embeddings().weight
+            mean = embedding[:rows_before].float().mean(0).to(embedding.dtype)
+            embedding[mask_id] = mean if sentinel is None else embedding[sentinel]
+    return mask_id
+
+
+def _grow(model: Any, size: int, multiple: int) -> None:
+    """More rows in the embedding and the output head, each the mean of the old ones; an untied head stays untied."""
+    before = model.get_input_embeddings().weight.shape[0]
+    head = model.get_output_embeddings()
+    untied = None if head.weight is model.get_input_embeddings().weight else head.weight.detach().clone()
+    model.resize_token_embeddings(size, pad_to_multiple_of=multiple, mean_resizing=False)
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight
-        mean = embedding[:rows_before].float().mean(0)
-        embedding[mask_id:] = mean.to(embedding.dtype) if sentinel is None else embedding[sentinel]
-        head = model.get_output_embeddings().weight
-        if head.data_ptr() != embedding.data_ptr() and mask_id >= rows_before:
-            head[mask_id:] = head[:rows_before].float().mean(0).to(head.dtype)
-    return mask_id
+        embedding[before:] = embedding[:before].float().mean(0).to(embedding.dtype)
+        if untied is not None:
+            head = model.get_output_embeddings()
+            rest = untied.float().mean(0).to(untied.dtype).expand(len(embedding) - before, -1)
+            head.weight = nn.Parameter(torch.cat([untied, rest]))
+            name = next(name for name, module in model.named_modules() if module is head)
+            model.all_tied_weights_keys.pop(f"{name}.weight", None)
 
 
 def _is_peft(model: nn.Module) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from semioffline.errors import UserError
+from semioffline.losses import equal_rewards
 from semioffline.policy import Policy
 from semioffline.rewards import RewardFunction, load_reward
 from semioffline.types import Batch, Samples
@@ -163,7 +164,7 @@ def describe(rewards: Tensor) -> dict[str, float]:
     return {
         "reward": rewards.nanmean().item(),
         "reward_std": spread.mean().item(),
-        "frac_reward_zero_std": (spread == 0).float().mean().item(),
+        "frac_reward_zero_std": equal_rewards(rewards).float().mean().item(),
         "frac_reward_none": rewards.isnan().float().mean().item(),
         "rows_without_reward": rewards.isnan().all(1).float().sum().item(),
     }

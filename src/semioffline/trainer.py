@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -18,8 +19,8 @@ from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples
-from semioffline.errors import UserError
-from semioffline.evaluation import Evaluation, generate, measure
+from semioffline.errors import UserError, unknown
+from semioffline.evaluation import SURFACE, Evaluation, generate, measure
 from semioffline.methods import MethodProtocol, load_method
 from semioffline.policy import Policy
 from semioffline.scoring import RewardSet, Scorer
@@ -85,8 +86,20 @@ class SemiOfflineTrainer(Trainer):
         rewards = [] if reward_funcs is None else reward_funcs
         self.reward_set = RewardSet(rewards, args.reward_weights, reward_processing_classes, args.device)
         self.scorer = Scorer(self.policy, self.reward_set)
+        self._check_metrics()
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._staging: str | None = None
+
+    def _check_metrics(self) -> None:
+        """A metric that does not exist is told now, not at the first evaluation."""
+        RewardSet(self.args.eval_metrics)
+        best = self.args.metric_for_best_model
+        if best is None or self.eval_dataset is None or isinstance(self.eval_dataset, dict):
+            return
+        known = {*self.args.eval_metrics, *self.reward_set.functions, *SURFACE}
+        known |= {"reward"} if self.reward_set.functions else set()
+        if best.removeprefix("eval_") not in known:
+            raise unknown("metric_for_best_model", best, known)
 
     def _tokenised(self, dataset: Any, args: SemiOfflineConfig, static_target: str = "ground_truth") -> Any:
         if dataset is None or isinstance(dataset, Examples):
@@ -102,6 +115,8 @@ class SemiOfflineTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """The micro-batches of one optimizer step, and what their losses are divided by: target tokens and rows of
         the whole step, over all micro-batches and processes."""
+        if self.state.global_step >= self.state.max_steps:  # resumed when all steps were done already
+            return [], None
         batches = []
         for _ in range(num_batches):
             try:
@@ -155,7 +170,7 @@ class SemiOfflineTrainer(Trainer):
         for name, value in output.metrics.items():
             self._metrics[name].append(value)
         step = self.state.global_step + 1
-        every = self.args.logging_steps if self.args.logging_strategy == "steps" else 0
+        every = self.state.logging_steps if self.args.logging_strategy == "steps" else 0
         due = every and (step % every == 0 or (step == 1 and self.args.logging_first_step))
         if due and output.completions is not None and self.accelerator.is_main_process:
             write_completions(
@@ -164,10 +179,13 @@ class SemiOfflineTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            means = {name: sum(values) / len(values) for name, values in self._metrics.items() if values}
+            real = {name: [v for v in values if not math.isnan(v)] for name, values in self._metrics.items()}
+            means = {name: sum(values) / len(values) for name, values in real.items() if values}
             means |= {f"cost/{name}": value for name, value in self.policy.meter.per_input().items()}
             gathered = gather_object([means]) if self.args.world_size > 1 else [means]
-            logs = logs | {name: sum(m[name] for m in gathered) / len(gathered) for name in means}
+            names = dict.fromkeys(name for part in gathered for name in part)
+            shares = {name: [part[name] for part in gathered if name in part] for name in names}
+            logs = logs | {name: sum(values) / len(values) for name, values in shares.items()}
             self._metrics.clear()
         super().log(logs, start_time)
 
@@ -273,7 +291,7 @@ class RunLog(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         path = Path(args.output_dir) / "metrics.jsonl"
         if state.is_world_process_zero and path.exists():
-            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= state.global_step]
+            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
             path.write_text("".join(line + "\n" for line in kept) if state.global_step else "")
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -289,6 +307,14 @@ class RunLog(TrainerCallback):
         if state.is_world_process_zero and logs:
             with open(Path(args.output_dir) / "metrics.jsonl", "a") as file:
                 file.write(json.dumps({"step": state.global_step} | logs) + "\n")
+
+
+def _step_of(line: str) -> float:
+    """The step of a line of metrics.jsonl; infinity for one that a kill left half written."""
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return math.inf
 
 
 def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:

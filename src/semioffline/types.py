@@ -65,6 +65,8 @@ class Batch(_Movable):
     static: Text
     columns: dict[str, list[Any]]
     """prompt, completion, references and every other column of the dataset, each a list of length B."""
+    static_counts: Tensor | None = None
+    """(B,) how many static targets each row has, where a step chooses among n: `static` is (B * n, T) then."""
 
     def __len__(self) -> int:
         return len(self.index)

@@ -86,9 +86,9 @@ def run(argv: list[str]) -> None:
     examples = Examples(rows, policy, *limits, args.truncation_side)
     settings = asdict(data) | asdict(model) | asdict(options)
     settings = {k: v for k, v in settings.items() if k not in ("output_dir", "device", "shard_size")}
-    write_settings(folder, data, model, options)
     path = write_candidates(
         policy, examples, stored, options.decoding(limits[1]), rewards, folder, settings,
         options.batch_size, options.shard_size, options.seed,
     )  # fmt: skip
+    write_settings(folder, data, model, options)
     print(f"{len(examples)} inputs with up to {options.num_candidates} candidates each in {path}")

@@ -49,9 +49,7 @@ class DataOptions:
 
     def has(self, split: str) -> bool:
         """Whether the split was given at all: a folder may lack one, a hub dataset is not asked."""
-        if self.task == "ads" or getattr(self, f"{split}_file"):
-            return True
-        return self.data_dir is not None and not any([self.train_file, self.validation_file, self.test_file])
+        return self.task == "ads" or bool(getattr(self, f"{split}_file")) or self.data_dir is not None
 
 
 @dataclass
@@ -70,7 +68,8 @@ class ModelOptions:
         kind, _, number = self.device.partition(":")
         if kind not in available:
             raise unknown("device", self.device, ["auto", *available])
-        if not available[kind] or (kind == "cuda" and number and int(number) >= torch.cuda.device_count()):
+        no_such = number and not (number.isdigit() and int(number) < torch.cuda.device_count())
+        if not available[kind] or no_such:
             there = [name for name, is_there in available.items() if is_there]
             raise UserError(f"--device {self.device}: there is no such device here (there is: {', '.join(there)})")
         return self.device
@@ -115,6 +114,7 @@ def parse(command: str, types: list[Any], argv: list[str], defaults: dict[str, A
 
 
 def _take_config(argv: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" not in argv:
         return None, argv
     at = argv.index("--config")
@@ -125,7 +125,7 @@ def _take_config(argv: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
         recipe = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(recipe, dict):
         raise UserError(f"{path} must hold names and values, one setting a line")

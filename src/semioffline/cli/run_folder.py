@@ -39,7 +39,8 @@ def open_folder(folder: str | Path, resume: bool = False) -> Path:
     path = Path(folder)
     if path.is_file():
         raise UserError(f"--output_dir {path} is a file")
-    if not resume and path.is_dir() and any(path.iterdir()):
+    first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
+    if first and not resume and path.is_dir() and any(path.iterdir()):
         raise UserError(f"--output_dir {path} is not empty: add --resume to go on with it, or name another folder")
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -75,7 +75,8 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: S
     if needs_reward and not options.reward:
         raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev)
-    write_settings(folder, data, model, options, args)
+    if trainer.accelerator.is_main_process:
+        write_settings(folder, data, model, options, args)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=options.resume)
     result: dict[str, Any] = {
@@ -85,8 +86,6 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: S
         "cost_per_input": policy.meter.per_input(),
         "truncation": str(trainer.train_dataset.truncation),
     }
-    if not trainer.accelerator.is_main_process and dev is None:
-        return result
     trainer.save_model(str(folder / "model"))
     if dev is not None:
         evaluation = trainer.evaluate_outputs(trainer.eval_dataset)

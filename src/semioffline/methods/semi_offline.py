@@ -61,10 +61,10 @@ class Method:
         )
 
     def _static(self, batch: Batch, randomness: Randomness) -> Text:
-        if len(batch.static.ids) == len(batch):
+        if batch.static_counts is None:
             return batch.static
         uniforms = torch.cat(randomness.uniform("static", batch.index, [1] * len(batch)))
-        return pick_static(batch.static, len(batch), uniforms)
+        return pick_static(batch.static, batch.static_counts, uniforms)
 
 
 def _log_rows(

@@ -49,7 +49,7 @@ REWARDS: dict[str, Callable[[], RewardFunction]] = {
 
 
 def load_reward(given: Any, processing_class: Any = None, device: Any = None) -> tuple[str, RewardFunction]:
-    """A name, "module:function", "file.py:function", "model:NAME_OR_PATH", a model or a callable -> (name, function)."""
+    """A name, "module:function", "file.py:function", "model:NAME", a model or a callable -> (name, function)."""
     if not isinstance(given, str):
         if hasattr(given, "config") and hasattr(given, "forward"):
             from semioffline.rewards.model import ModelReward
@@ -91,8 +91,10 @@ def _import(given: str) -> RewardFunction:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
-    except ImportError as error:
-        raise UserError(f"reward '{given}': cannot import {place}: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise UserError(f"reward '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, name, None)):
         raise unknown(f"function in {place}", name, [n for n in vars(module) if callable(getattr(module, n))])
     return getattr(module, name)
