@@ -73,8 +73,8 @@ class SemiOfflineTrainer(Trainer):
             model=self.policy,
             args=args,
             data_collator=Collator(self.policy.pad_id),  # type: ignore[arg-type]
-            train_dataset=self._tokenised(train_dataset, args, args.static_target),
-            eval_dataset=self._tokenised(eval_dataset, args),
+            train_dataset=self.prepare(train_dataset, args, args.static_target),
+            eval_dataset=self.prepare(eval_dataset, args),
             processing_class=self.policy.tokenizer,
             callbacks=[*(callbacks or []), *_callbacks(args)],
             optimizers=optimizers,
@@ -101,11 +101,13 @@ class SemiOfflineTrainer(Trainer):
         if best.removeprefix("eval_") not in known:
             raise unknown("metric_for_best_model", best, known)
 
-    def _tokenised(self, dataset: Any, args: SemiOfflineConfig, static_target: str = "ground_truth") -> Any:
+    def prepare(self, dataset: Any, args: SemiOfflineConfig | None = None, static_target: str = "ground_truth") -> Any:
+        """Check and tokenise a dataset with the settings of this run."""
+        args = self.args if args is None else args
         if dataset is None or isinstance(dataset, Examples):
             return dataset
         if isinstance(dataset, dict):
-            return {name: self._tokenised(part, args, static_target) for name, part in dataset.items()}
+            return {name: self.prepare(part, args, static_target) for name, part in dataset.items()}
         return Examples(
             dataset, self.policy, *self.limits, args.truncation_side, static_target, progress=not args.disable_tqdm
         )
@@ -195,7 +197,7 @@ class SemiOfflineTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Generate and score; the metrics are eval_metrics, the reward and its parts, and the surface of the text."""
-        examples = self.eval_dataset if eval_dataset is None else self._tokenised(eval_dataset, self.args)
+        examples = self.eval_dataset if eval_dataset is None else self.prepare(eval_dataset)
         if examples is None:
             raise UserError("evaluation needs an eval_dataset")
         if isinstance(examples, dict):

@@ -115,11 +115,16 @@ def test_every_category_has_words_it_likes_and_words_it_dislikes():
         assert {ads.best_wording(category)[slot] for category in CATEGORIES} == set(words)
 
 
-def test_click_rate_counts_distinct_words_and_can_be_stuffed():
-    once, twice = ads.click_rate(["discover", "discover discover"], ["lamps", "lamps"])
-    assert once == twice
+def test_click_rate_is_a_mean_over_the_words_of_a_slot():
+    """So repeating a word or stuffing a text with all words gains nothing; but no fact is looked at either."""
     everything = " ".join(word for words in ads.WORDING.values() for word in words)
-    assert ads.click_rate([everything, ""], ["lamps", "lamps"]) == [1.0, ads.BIAS]
+    best = " ".join(ads.best_wording("lamps").values())
+    texts = ["discover", "discover discover", "", everything, best, best + " zorvia"]
+    once, twice, nothing, stuffed, *no_ads = ads.click_rate(texts, ["lamps"] * len(texts))
+    assert once == twice
+    assert nothing == ads.BIAS
+    assert stuffed == pytest.approx(0.25)
+    assert no_ads == [pytest.approx(0.79)] * 2
 
 
 def test_click_rate_refuses_an_unknown_category():

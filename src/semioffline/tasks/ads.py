@@ -10,7 +10,9 @@ parameters suffice: no download, and training takes seconds on a laptop.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -136,24 +138,32 @@ def _rows(rng: random.Random, taken: set[str]) -> Iterator[dict[str, str]]:
 
 
 def click_rate(completions: Sequence[str], category: Sequence[str], **kwargs: Any) -> list[float]:
-    """The hidden click model, a reward in [0, 1]: a bias plus the category's preference for every distinct word.
+    """The hidden click model, a reward in [0, 1]: a bias plus, for each slot, the mean preference for its words.
 
-    rate = clip(BIAS + sum over the wording words w present of preference(w, category), 0, 1)
+    rate = BIAS + sum over slots of the mean of preference(w, category) over the slot's words w that are present
 
-    It sees a bag of words: neither facts nor fluency. So it can be hacked by stuffing all liked words into one text
-    (a rate near 1 for a text that is no advertisement): watch `facts_right` beside it. An advertisement with random
-    wording gets 0.25 on average, as does any one wording used for all categories; the best wording per category
-    gets 0.79.
+    It sees a bag of words: neither facts nor fluency. So it can be hacked by a text that is no advertisement, only the
+    liked words: watch `facts_right` beside it. An advertisement with random wording gets 0.25 on average, as does any
+    one wording used for all categories; the best wording per category gets 0.79.
     """
     return [_click_rate(text, kind) for text, kind in zip(completions, category, strict=True)]
 
 
 def _click_rate(text: str, category: str) -> float:
-    present = set(text.split())
-    rate = BIAS + sum(
-        preference(slot, word, category) for slot, words in WORDING.items() for word in words if word in present
+    rate, present = BIAS, set(text.split())
+    for slot, words in WORDING.items():
+        liked = [preference(slot, word, category) for word in words if word in present]
+        rate += sum(liked) / max(len(liked), 1)
+    return rate
+
+
+def best_single_wording(categories: Sequence[str]) -> float:
+    """The highest mean click rate that one wording, used for all these records, reaches: what ignoring them buys."""
+    counts = Counter(categories)
+    return max(
+        sum(number * _click_rate(" ".join(words), category) for category, number in counts.items()) / len(categories)
+        for words in product(*WORDING.values())
     )
-    return min(1.0, max(0.0, rate))
 
 
 def facts_right(
@@ -265,4 +275,9 @@ def _load(source: Source, split: str) -> "Dataset":
     return rows if source.limit is None else rows.select(range(min(source.limit, len(rows))))
 
 
-TASK = Task(load=_load, reward="click_rate", metrics=("click_rate", "facts_right"))
+TASK = Task(
+    load=_load,
+    reward="click_rate",
+    metrics=("click_rate", "facts_right", "rouge"),
+    settings={"max_prompt_length": 32, "max_completion_length": 32},
+)
