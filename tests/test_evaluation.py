@@ -159,7 +159,7 @@ def test_the_command_writes_result_and_predictions(tmp_path: Path, capsys: pytes
         assert main(["evaluate", *flags, "--output_dir", str(tmp_path / name), "--batch_size", size]) == 0
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in "ab"]
     assert results[0]["metrics"] == results[1]["metrics"]
-    assert {"click_rate", "facts_right", *SURFACE} == results[0]["metrics"].keys()
+    assert {"click_rate", "facts_right", "rouge", *SURFACE} == results[0]["metrics"].keys()
     for metric in results[0]["metrics"].values():
         assert metric.keys() == {"mean", "low", "high", "inputs", "signature"}
         assert metric["low"] <= metric["mean"] <= metric["high"]

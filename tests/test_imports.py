@@ -122,7 +122,7 @@ def test_rewards_and_tasks_see_strings(room):
 
 def test_the_trainer_names_no_method():
     named = [name for name in imports(PACKAGE / "trainer.py") if name.startswith("semioffline.methods.")]
-    assert set(named) <= {"semioffline.methods.load_method", "semioffline.methods.MethodProtocol"}
+    assert set(named) <= {"semioffline.methods.load_method", "semioffline.methods.BaseMethod"}
 
 
 def test_a_method_steps_no_optimizer():

@@ -26,6 +26,7 @@ from integration.toy import (
 )
 from semioffline import SemiOfflineTrainer
 from semioffline.errors import UserError
+from semioffline.methods import BaseMethod
 from semioffline.types import StepOutput, Term
 
 LOGGED = """reward reward_std frac_reward_zero_std rewards/click_rate/mean rewards/click_rate/std entropy mask_rate
@@ -240,7 +241,7 @@ def test_a_wrong_reward_stops_training(tmp_path: Path) -> None:
 # ---- methods ----
 
 
-class LikelyFirstToken:
+class LikelyFirstToken(BaseMethod):
     """A method of the user's own: it wants nothing but the first token of the target to be likely."""
 
     needs_reward = False

@@ -42,7 +42,7 @@ class Meter:
 
     @contextmanager
     def announce(self, purposes: list[str], batch_size: int) -> Iterator[None]:
-        """The next decoder call runs one row for each purpose ("mle", "rl") and example, however they are packed."""
+        """The next decoder call runs one row for each purpose ("mle", "rl", "grad") and example, however packed."""
         self._announced = Counter()
         for purpose in purposes:
             self._announced[f"{purpose}_rows"] += batch_size
@@ -67,7 +67,7 @@ class Meter:
         """Averages over the inputs seen. forward_passes: RL rows, or the MLE row for methods that have no RL row."""
         inputs = max(self.counts["inputs"], 1)
         rows = self.counts["rl_rows"] or self.counts["mle_rows"]
-        names = ("mle_rows", "encoder_rows", "tokens")
+        names = ("mle_rows", "grad_rows", "encoder_rows", "calls", "tokens")
         return {"forward_passes": rows / inputs} | {name: self.counts[name] / inputs for name in names}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,9 @@ class Example:
     static: list[Tokens]
     """The static target; more than one when a step chooses among the candidates."""
     columns: dict[str, Any]
+    candidates: list[Tokens] = field(default_factory=list)
+    """All candidates, best first, for methods that need them."""
+    candidate_rewards: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -70,8 +73,10 @@ class Examples(torch.utils.data.Dataset):
         truncation_side: str = "left",
         static_target: str = "ground_truth",
         progress: bool = True,
+        with_candidates: bool = False,
     ):
-        check_columns(dataset, static_target)
+        check_columns(dataset, static_target, with_candidates)
+        self.with_candidates = with_candidates
         self.examples: list[Example] = []
         self.truncation = Truncation(of=len(dataset))
         size = 1000
@@ -108,7 +113,15 @@ class Examples(torch.utils.data.Dataset):
             references = [references] if isinstance(references, str) else list(references)
             columns |= {"prompt": prompts[i], "completion": completions[i], "references": references}
             static_tokens = [Tokens.of(e) for e in candidates] or [Tokens.of(target)]
-            examples.append(Example(start + i, Tokens.of(source), Tokens.of(target), static_tokens, columns))
+            example = Example(start + i, Tokens.of(source), Tokens.of(target), static_tokens, columns)
+            if self.with_candidates:
+                ranked = _ranked(rows, i, start + i)
+                encoded = policy.encode_targets(
+                    [text for _, text in ranked], [prompts[i]] * len(ranked), max_completion
+                )
+                example.candidates = [Tokens.of(e) for e in encoded]
+                example.candidate_rewards = [reward for reward, _ in ranked]
+            examples.append(example)
         return examples
 
     def __len__(self) -> int:
@@ -118,7 +131,7 @@ class Examples(torch.utils.data.Dataset):
         return self.examples[index]
 
 
-def check_columns(dataset: Any, static_target: str = "ground_truth") -> None:
+def check_columns(dataset: Any, static_target: str = "ground_truth", with_candidates: bool = False) -> None:
     names = dataset.column_names
     for name in ("prompt", "completion"):
         if name not in names:
@@ -137,32 +150,36 @@ def check_columns(dataset: Any, static_target: str = "ground_truth") -> None:
                     f"row {row}: {name} is {text!r}, but it must be a text"
                     + (" that is not empty" * (name == "completion"))
                 )
-    if static_target != "ground_truth":
-        needed = ["candidates"] if static_target == "random" else ["candidates", "candidate_rewards"]
-        for name in needed:
-            if name not in names:
-                raise UserError(
-                    f"static_target={static_target} needs the column '{name}': make it with `semioffline candidates`, "
-                    "or use static_target=ground_truth"
-                )
+    both = ["candidates", "candidate_rewards"]
+    needed = both if with_candidates else {"ground_truth": [], "random": both[:1]}.get(static_target, both)
+    for name in needed:
+        if name not in names:
+            who = "the method" if with_candidates else f"static_target={static_target}"
+            instead = "" if with_candidates else ", or use static_target=ground_truth"
+            raise UserError(f"{who} needs the column '{name}': make it with `semioffline candidates`{instead}")
 
 
 def _choose(rows: dict[str, list], i: int, number: int, static_target: str) -> list[str]:
     """The texts that may serve as the static target of row `number`; none means the ground truth."""
     if static_target == "ground_truth":
         return []
-    candidates = rows["candidates"][i]
-    if not candidates:
+    if not rows["candidates"][i]:
         raise UserError(f"row {number} has no candidates, but static_target={static_target} needs at least one")
     if static_target == "random":
-        return list(candidates)
-    rewards = rows["candidate_rewards"][i] or []
+        return list(rows["candidates"][i])
+    return [_ranked(rows, i, number)[0 if static_target == "best" else -1][1]]
+
+
+def _ranked(rows: dict[str, list], i: int, number: int) -> list[tuple[float, str]]:
+    """The candidates of row `number` with their rewards, best first."""
+    candidates, rewards = rows["candidates"][i] or [], rows["candidate_rewards"][i] or []
+    if not candidates:
+        raise UserError(f"row {number} has no candidates: make some with `semioffline candidates`, or leave it out")
     if len(rewards) != len(candidates) or any(r is None or math.isnan(r) for r in rewards):
         raise UserError(
             f"row {number}: {len(candidates)} candidates need as many candidate_rewards, but they are {rewards}"
         )
-    pick = max if static_target == "best" else min
-    return [candidates[pick(range(len(candidates)), key=lambda n: rewards[n])]]
+    return sorted(zip(rewards, candidates, strict=True), key=lambda pair: -pair[0])
 
 
 def pad(tokens: Sequence[Tokens], pad_id: int) -> Text:
@@ -195,7 +212,16 @@ class Collator:
             static=pad(static, self.pad_id),
             columns=columns,
             static_counts=torch.tensor([len(e.static) for e in examples]) if many > 1 else None,
+            **self._candidates(examples),
         )
+
+    def _candidates(self, examples: Sequence[Example]) -> dict[str, Any]:
+        most = max(len(e.candidates) for e in examples)
+        if not most:
+            return {}
+        filled = [t for e in examples for t in e.candidates + e.candidates[:1] * (most - len(e.candidates))]
+        rewards = [e.candidate_rewards + [math.nan] * (most - len(e.candidates)) for e in examples]
+        return {"candidates": pad(filled, self.pad_id), "candidate_rewards": torch.tensor(rewards)}
 
 
 def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:

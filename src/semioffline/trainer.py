@@ -21,7 +21,7 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate, measure
-from semioffline.methods import MethodProtocol, load_method
+from semioffline.methods import BaseMethod, load_method
 from semioffline.policy import Policy
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Batch, Randomness, StepOutput
@@ -57,7 +57,7 @@ class SemiOfflineTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple = (None, None),
         peft_config: Any = None,
-        method: MethodProtocol | None = None,
+        method: BaseMethod | None = None,
     ):
         args = SemiOfflineConfig(output_dir="semioffline-output") if args is None else args
         self.method = load_method(args.method, args) if method is None else method
@@ -73,7 +73,7 @@ class SemiOfflineTrainer(Trainer):
             model=self.policy,
             args=args,
             data_collator=Collator(self.policy.pad_id),  # type: ignore[arg-type]
-            train_dataset=self.prepare(train_dataset, args, args.static_target),
+            train_dataset=self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates),
             eval_dataset=self.prepare(eval_dataset, args),
             processing_class=self.policy.tokenizer,
             callbacks=[*(callbacks or []), *_callbacks(args)],
@@ -87,6 +87,8 @@ class SemiOfflineTrainer(Trainer):
         self.reward_set = RewardSet(rewards, args.reward_weights, reward_processing_classes, args.device)
         self.scorer = Scorer(self.policy, self.reward_set)
         self._check_metrics()
+        if self.train_dataset is not None:
+            self.method.prepare(self.policy, self.train_dataset)
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._staging: str | None = None
 
@@ -101,15 +103,27 @@ class SemiOfflineTrainer(Trainer):
         if best.removeprefix("eval_") not in known:
             raise unknown("metric_for_best_model", best, known)
 
-    def prepare(self, dataset: Any, args: SemiOfflineConfig | None = None, static_target: str = "ground_truth") -> Any:
+    def prepare(
+        self,
+        dataset: Any,
+        args: SemiOfflineConfig | None = None,
+        static_target: str = "ground_truth",
+        with_candidates: bool = False,
+    ) -> Any:
         """Check and tokenise a dataset with the settings of this run."""
         args = self.args if args is None else args
         if dataset is None or isinstance(dataset, Examples):
             return dataset
         if isinstance(dataset, dict):
-            return {name: self.prepare(part, args, static_target) for name, part in dataset.items()}
+            return {name: self.prepare(part, args, static_target, with_candidates) for name, part in dataset.items()}
         return Examples(
-            dataset, self.policy, *self.limits, args.truncation_side, static_target, progress=not args.disable_tqdm
+            dataset,
+            self.policy,
+            *self.limits,
+            args.truncation_side,
+            static_target,
+            not args.disable_tqdm,
+            with_candidates,
         )
 
     # ---- one step ----
@@ -274,10 +288,13 @@ class SemiOfflineTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""
-        self.policy.save(output_dir or str(self.args.output_dir), state_dict)
+        folder = output_dir or str(self.args.output_dir)
+        self.policy.save(folder, state_dict)
+        self.method.save(Path(folder))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, self.policy.model if model is None else model)
+        self.method.load(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))

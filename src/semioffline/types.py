@@ -67,6 +67,10 @@ class Batch(_Movable):
     """prompt, completion, references and every other column of the dataset, each a list of length B."""
     static_counts: Tensor | None = None
     """(B,) how many static targets each row has, where a step chooses among n: `static` is (B * n, T) then."""
+    candidates: Text | None = None
+    """(B * N, T) all candidates, best first, N rows for each input, for methods that need them."""
+    candidate_rewards: Tensor | None = None
+    """(B, N), NaN where a row has fewer candidates (its first one fills the place)."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -92,8 +96,9 @@ class Row:
     """(B, T) True at real tokens."""
     wanted: Tensor
     """(B, T) True at the positions whose logits are wanted."""
-    purpose: Literal["mle", "rl"] = "mle"
-    """What the row is for, so that its cost is booked in the right column."""
+    purpose: Literal["mle", "rl", "grad"] = "mle"
+    """What the row is for, so that its cost is booked in the right column: fine-tuning, sampling or scoring RL
+    trajectories, or running again, with gradient, what was sampled before."""
 
 
 @dataclass

@@ -107,9 +107,7 @@ def _print_check(results: dict[str, Any], categories: list[str]) -> None:
 
     before, after = (results[m]["metrics"]["click_rate"]["mean"] for m in ("mft", "semi_offline"))
     single = best_single_wording(categories)
-    print(
-        f"Clicks: {after / before:.2f} times M-FT. The best single wording for all records: {single / before:.2f} times."
-    )
+    print(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
 
 
 def _policy(data: DataOptions, model: ModelOptions, seed: int) -> Any:

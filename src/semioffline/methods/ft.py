@@ -1,11 +1,10 @@
 """FT: plain fine-tuning on the ground truth."""
 
-from typing import Any
-
 from torch import Tensor
 
 from semioffline.losses import mle
 from semioffline.masking import hide, mask_uniforms
+from semioffline.methods import BaseMethod
 from semioffline.policy import Policy
 from semioffline.scoring import Scorer
 from semioffline.types import Batch, Randomness, Row, StepOutput, Term
@@ -30,14 +29,9 @@ def mle_term(logits: Tensor, batch: Batch, label_smoothing: float) -> Term:
     return Term("mle", mle(logits, batch.target.ids[batch.target.keep_mask], label_smoothing), per="token")
 
 
-class Method:
+class Method(BaseMethod):
     """L = -sum_t log p(y_t | x, y_<t)."""
-
-    needs_reward = False
-
-    def __init__(self, args: Any):
-        self.label_smoothing = args.label_smoothing_factor
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         [logits] = policy.predict(batch.source, [mle_row(policy, batch, randomness)])
-        return StepOutput([mle_term(logits, batch, self.label_smoothing)])
+        return StepOutput([mle_term(logits, batch, self.args.label_smoothing_factor)])

@@ -1,20 +1,14 @@
 """M-FT: fine-tuning with masked decoder inputs, so that the model knows the mask token: where RL starts from."""
 
-from typing import Any
-
+from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.scoring import Scorer
 from semioffline.types import Batch, Randomness, StepOutput
 
 
-class Method:
+class Method(BaseMethod):
     """L = -sum_t log p(y_t | x, y^M_<t): inputs masked in a share of the examples, labels whole."""
-
-    needs_reward = False
-
-    def __init__(self, args: Any):
-        self.args = args
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args

@@ -8,6 +8,7 @@ import torch
 from semioffline.data import pick_static
 from semioffline.losses import advantages, reinforce_sparse
 from semioffline.masking import hide, mask_uniforms
+from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.sampling import complete, draw, draw_uniforms, sampling_logits
@@ -15,16 +16,13 @@ from semioffline.scoring import Scorer, Scores
 from semioffline.types import Batch, Observation, Randomness, Row, StepOutput, Term, Text
 
 
-class Method:
+class Method(BaseMethod):
     """L = L_MLE + rl_weight * L_RL, with L_RL = (1/K) sum_k -(R_k - b) sum_{t hidden} log p(a_t^k | o_t).
 
     Section 3.3 of the paper; the sum over k is taken in the sparse form (see `reinforce_sparse`).
     """
 
     needs_reward = True
-
-    def __init__(self, args: Any):
-        self.args = args
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args
