@@ -46,10 +46,12 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     reward = options.reward or ([task.reward] if task.reward else [])
     if not reward:
         raise UserError(f"the task {data.task} has no reward of its own: give --reward")
-    folder = open_folder(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    if model.model is None and data.task != "ads":
+        raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
     source = data.source(options.seed)
     rows, dev, test = (task.load(source, split) for split in ("train", "validation", "test"))
-    policy = _policy(data, model, options.seed)
+    policy = _policy(model, options.seed)
+    folder = open_folder(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     write_settings(folder, data, model, options)
 
     results: dict[str, Any] = {}
@@ -110,11 +112,9 @@ def _print_check(results: dict[str, Any], categories: list[str]) -> None:
     print(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
 
 
-def _policy(data: DataOptions, model: ModelOptions, seed: int) -> Any:
+def _policy(model: ModelOptions, seed: int) -> Any:
     if model.model is not None:
         return model.load()
-    if data.task != "ads":
-        raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
     from semioffline.policy import Policy
     from semioffline.tasks import ads
 

@@ -12,7 +12,7 @@ from transformers import HfArgumentParser
 
 from semioffline.errors import UserError, unknown
 from semioffline.tasks import Source, Task, load_task
-from semioffline.tasks.files import parse_columns
+from semioffline.tasks.files import VALIDATION, parse_columns
 
 
 def _option(default: Any, help: str) -> Any:
@@ -48,8 +48,13 @@ class DataOptions:
         )
 
     def has(self, split: str) -> bool:
-        """Whether the split was given at all: a folder may lack one, a hub dataset is not asked."""
-        return self.task == "ads" or bool(getattr(self, f"{split}_file")) or self.data_dir is not None
+        """Whether there is such a split: a folder may lack one; a hub dataset is not asked."""
+        if self.task == "ads" or getattr(self, f"{split}_file"):
+            return True
+        if self.data_dir is None or not Path(self.data_dir).is_dir():
+            return self.data_dir is not None
+        names = VALIDATION if split == "validation" else (split,)
+        return any(path.name.startswith(names) for path in Path(self.data_dir).iterdir())
 
 
 @dataclass

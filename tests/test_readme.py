@@ -1,0 +1,65 @@
+"""What the README shows must work."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from semioffline.cli import COMMANDS
+from semioffline.cli.train import parse_training
+from semioffline.tasks.ads import build, build_model, build_tokenizer
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+MODEL = "facebook/bart-base"
+
+
+def blocks(kind: str) -> list[str]:
+    return [
+        text
+        for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+        if name == kind
+    ]
+
+
+@pytest.fixture
+def model(tmp_path):
+    build_model().save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_the_example_runs(tmp_path, monkeypatch, model):
+    """With a tiny model in place of the real one, and two steps."""
+    [code] = blocks("python")
+    assert MODEL in code
+    rows = build({"train": 8})["train"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    short = "max_steps=2, use_cpu=True, disable_tqdm=True, "
+    exec(code.replace(MODEL, model).replace("SemiOfflineConfig(", f"SemiOfflineConfig({short}"), {})
+    assert list((tmp_path / "run-rl").glob("checkpoint-*"))
+
+
+def test_the_commands_parse(model):
+    """Every command line of the README has a known command and known flags."""
+    lines = [line for block in blocks("") for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line.split() for line in lines if line.startswith("semioffline ")]
+    assert len(lines) >= 4
+    for _, command, *words in lines:
+        assert command in COMMANDS
+        if command == "train":
+            parse_training(words[0], [*words[1:], "--device", "cpu"])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_recipes_parse(path, tmp_path):
+    data, _, options, args = parse_training(
+        "semi_offline", ["--config", str(path), "--device", "cpu", "--bf16", "false", "--output_dir", str(tmp_path)]
+    )
+    recipe = yaml.safe_load(path.read_text())
+    assert options.reward == recipe["reward"]
+    assert args.rl_weight == recipe["rl_weight"]
+    assert data.source().columns == recipe["columns"]
