@@ -17,6 +17,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"policy", "decoding", "cost", "layout"}, {"rewards", "tasks"}),
     ({"data", "scoring", "candidates", "methods"},),
     ({"config", "trainer", "evaluation"},),
+    ({"comparison"},),
     ({"report", "cli", "__main__"},),
 )
 """errors <- types <- masking, ... <- policy, ... · rewards, tasks <- data, ... <- trainer, ... <- report, cli.

@@ -58,6 +58,19 @@ def bootstrap_interval(values: Sequence[float], resamples: int = 1000, seed: int
     return float(low), float(high)
 
 
+def paired_p_value(values: Sequence[float], others: Sequence[float], resamples: int = 2000, seed: int = 0) -> float:
+    """Two-sided paired bootstrap over inputs: how often the sign of the mean difference is not the observed one."""
+    differences = np.asarray(values, dtype=float) - np.asarray(others, dtype=float)
+    differences = differences[~np.isnan(differences)]
+    if not len(differences) or not differences.any():
+        return 1.0
+    rng = np.random.default_rng(seed)
+    means = np.array(
+        [differences[rng.integers(len(differences), size=len(differences))].mean() for _ in range(resamples)]
+    )
+    return float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
+
+
 def generate(
     policy: Policy,
     examples: Examples,

@@ -305,6 +305,7 @@ class RunLog(TrainerCallback):
 
     def __init__(self) -> None:
         self.started = 0.0
+        self.total = 0.0
         self.seconds: list[float] = []
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -318,11 +319,14 @@ class RunLog(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.seconds.append(time.perf_counter() - self.started)
+        self.total += self.seconds[-1]
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs and self.seconds:
             logs["time/step"] = sum(self.seconds) / len(self.seconds)
             self.seconds.clear()
+        if logs:
+            logs["time/train"] = self.total
         if state.is_world_process_zero and logs:
             with open(Path(args.output_dir) / "metrics.jsonl", "a") as file:
                 file.write(json.dumps({"step": state.global_step} | logs) + "\n")

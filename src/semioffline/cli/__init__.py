@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a model with one method: semioffline train METHOD --model ... --data_dir ...",
     "candidates": "generate, score and sort static targets",
     "evaluate": "decode a test set and score it, with confidence intervals",
+    "compare": "train several methods from one start for the same budget, and print one table",
     "env": "print versions and devices",
 }
 

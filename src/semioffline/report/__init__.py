@@ -1,0 +1,1 @@
+"""Tables and plots of what was measured. Nothing here is written by hand."""

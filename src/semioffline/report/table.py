@@ -1,0 +1,58 @@
+"""A comparison as rows: the paper's Table 1 for one's own data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+Cell = str
+CAPTION = (
+    "Mean over the test inputs with a 95 % bootstrap interval; * differs from {reference} (paired bootstrap, p < 0.05)."
+)
+
+
+def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
+    """(header, lines) of a comparison.json."""
+    metrics = comparison["metrics"]
+    header = ["method", "seeds", *metrics, "FP / input", "steps", "seconds", "peak MB"]
+    lines = []
+    for method, result in comparison["methods"].items():
+        percent = comparison["percent"]  # has the metrics that were asked for; those of the surface get no interval
+        cells = [_score(result["metrics"][name], percent.get(name, False), name in percent) for name in metrics]
+        cost = f"{result['forward_passes']:.4g}"
+        memory = "–" if result["peak_mb"] is None else f"{result['peak_mb']:.0f}"
+        line = [
+            method,
+            str(len(result["seeds"])),
+            *cells,
+            cost,
+            f"{result['steps']:.0f}",
+            f"{result['seconds']:.1f}",
+            memory,
+        ]
+        lines.append(line)
+    return header, lines
+
+
+def _score(metric: dict[str, Any], percent: bool, interval: bool) -> Cell:
+    factor, digits = (100, 2) if percent else (1, 3)
+    mean, low, high = (metric[k] * factor for k in ("mean", "low", "high"))
+    star = "*" if metric.get("p") is not None and metric["p"] < 0.05 else ""
+    return f"{mean:.{digits}f}{star} ({low:.{digits}f}–{high:.{digits}f})" if interval else f"{mean:.{digits}f}{star}"
+
+
+def markdown(comparison: dict[str, Any]) -> str:
+    header, lines = rows(comparison)
+    table = ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines]]
+    return "\n".join([*table, "", CAPTION.format(reference=comparison["reference"]), ""])
+
+
+def console(comparison: dict[str, Any]) -> Table:
+    header, lines = rows(comparison)
+    table = Table(title=comparison["title"], caption=CAPTION.format(reference=comparison["reference"]))
+    for name in header:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table

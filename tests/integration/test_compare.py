@@ -1,0 +1,81 @@
+"""semioffline compare: same start, same data, same budget, one table."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from semioffline.cli import main
+from semioffline.evaluation import paired_p_value
+from semioffline.report import table
+
+FLAGS = ["--task", "ads", "--limit", "24", "--methods", "mft", "semi_offline", "--start_steps", "3", "--device", "cpu"]
+FLAGS += ["--num_samples", "4", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3", "--evaluations", "2"]
+
+
+def run(folder: Path, *more: str) -> dict:
+    assert main(["compare", "--output_dir", str(folder), *FLAGS, *more]) == 0
+    return json.loads((folder / "comparison.json").read_text())
+
+
+def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
+    first = run(tmp_path / "a", "--budget_steps", "4")
+    assert "semi_offline" in capsys.readouterr().out
+    second = run(tmp_path / "b", "--budget_steps", "4")
+    for method in ("mft", "semi_offline"):
+        one, two = first["methods"][method], second["methods"][method]
+        assert one["metrics"] == two["metrics"]
+        assert one["forward_passes"] == two["forward_passes"] == 1
+        assert one["steps"] == 4
+        assert [p["step"] for p in one["curve"]] == [0, 2, 4]
+        assert [p["reward"] for p in one["curve"]] == [p["reward"] for p in two["curve"]]
+    starts = [first["methods"][m]["curve"][0]["reward"] for m in ("mft", "semi_offline")]
+    assert starts[0] == starts[1]
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    plots = {f"reward-{what}.{ending}" for what in ("seconds", "forward-passes") for ending in ("png", "svg")}
+    assert {"comparison.md", "config.yaml", *plots} <= names
+    assert (tmp_path / "a" / "comparison.md").read_text() == table.markdown(first)
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    run(tmp_path, "--budget_steps", "2")
+    kept = tmp_path / "runs" / "mft-seed0" / "result.json"
+    (tmp_path / "runs" / "semi_offline-seed0" / "result.json").unlink()
+    before = (kept.stat().st_mtime_ns, (tmp_path / "start" / "model" / "model.safetensors").stat().st_mtime_ns)
+    run(tmp_path, "--budget_steps", "2")
+    after = (kept.stat().st_mtime_ns, (tmp_path / "start" / "model" / "model.safetensors").stat().st_mtime_ns)
+    assert before == after
+
+
+def test_seconds_are_turned_into_steps_once(tmp_path):
+    first = run(
+        tmp_path, "--budget_seconds", "0.5", "--settings", '{"semi_offline": {"rl_weight": 0.5, "seeds": [0, 1]}}'
+    )
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert first["methods"]["mft"]["steps"] == plan["mft"]["steps"] >= 1
+    assert first["methods"]["semi_offline"]["seeds"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--methods", "mft", "semi_ofline"], "semi_offline"),
+        (["--settings", "{"], "not JSON"),
+        (["--settings", '{"avgg": {}}'], "avgg"),
+        (["--start_steps", "0"], "--model"),
+    ],
+)
+def test_mistakes(tmp_path, capsys, flags, part):
+    assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, *flags]) == 2
+    err = capsys.readouterr().err
+    assert part in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_paired_bootstrap_sees_a_shift_that_the_spread_hides():
+    rng = np.random.default_rng(0)
+    values = rng.normal(0, 10, 300)
+    assert paired_p_value(values + 0.5 + rng.normal(0, 1, 300), values) < 0.01
+    assert paired_p_value(values + rng.normal(0, 1, 300) - 0.0, values) > 0.05
+    assert paired_p_value(values, values) == 1.0
