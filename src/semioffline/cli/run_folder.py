@@ -61,11 +61,10 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
 
 
 def print_metrics(title: str, metrics: dict[str, dict[str, Any]]) -> None:
-    """One line a metric: mean and 95 % interval."""
+    """One line a metric: mean and 95 % interval. The signatures are in result.json."""
     table = Table(title=title)
-    for column in ("metric", "mean", "95 % interval", "inputs", "signature"):
-        table.add_column(column, justify="left" if column in ("metric", "signature") else "right", overflow="fold")
+    for column in ("metric", "mean", "95 % interval", "inputs"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
     for name, m in metrics.items():
-        interval = f"{m['low']:.4f} – {m['high']:.4f}"
-        table.add_row(name, f"{m['mean']:.4f}", interval, str(m["inputs"]), m["signature"])
+        table.add_row(name, f"{m['mean']:.4f}", f"{m['low']:.4f} – {m['high']:.4f}", str(m["inputs"]))
     Console().print(table)
