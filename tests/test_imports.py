@@ -14,7 +14,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"errors"},),
     ({"types"},),
     ({"masking", "sampling", "losses"},),
-    ({"policy", "decoding", "cost", "layout"}, {"rewards", "tasks"}),
+    ({"policy", "decoding", "cost", "layout", "model_setup"}, {"rewards", "tasks"}),
     ({"data", "scoring", "candidates", "methods"},),
     ({"config", "trainer", "evaluation"},),
     ({"comparison"},),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from semioffline.data import Collator, Examples
@@ -16,7 +17,7 @@ from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.policy import Policy
 from semioffline.scoring import RewardSet, reward_columns
-from semioffline.types import Randomness
+from semioffline.types import Batch, Randomness, Text
 
 OUTPUT = "candidates.jsonl"
 
@@ -103,3 +104,74 @@ def _write_aside(path: Path, text: str) -> None:
     aside = path.with_name(path.name + ".part")
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, path)
+
+
+class FreshTargets:
+    """The policy's latest sample for every example that has one: {example: (ids, words)}."""
+
+    file_name = "static_targets.jsonl"
+
+    def __init__(self) -> None:
+        self.texts: dict[int, tuple[list[int], list[int]]] = {}
+
+    def refresh(self, policy: Policy, batch: Batch, args: Any, randomness: Randomness) -> None:
+        """Sample a new static target for every example of the batch; an empty one changes nothing.
+
+        One example at a time, so that its sample depends on its own random numbers only. Every process learns the
+        samples of all.
+        """
+        new: dict[int, tuple[list[int], list[int]]] = {}
+        devices = [policy.device] if policy.device.type == "cuda" else []
+        for b, example in enumerate(batch.index.tolist()):
+            keep = batch.source.keep_mask[b]
+            source = Text(batch.source.ids[b][keep][None], keep[keep][None], batch.source.words[b][keep][None])
+            longest = policy.longest_output(source, args.max_completion_length)
+            decoding = Decoding(
+                do_sample=True,
+                temperature=args.temperature,
+                top_k=args.top_k,
+                top_p=args.top_p,
+                max_new_tokens=longest,
+            )
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed(randomness.generator("fresh", example).initial_seed())
+                [ids] = policy.generate(source, decoding)
+            [text] = policy.decode([ids])
+            if text:
+                [encoded] = policy.encode_targets([text], [batch.columns["prompt"][b]], longest)
+                new[example] = (encoded.ids, encoded.words)
+        for part in _from_all_processes(new, args):
+            self.texts |= part
+
+    def replace(self, static: Text, index: Tensor, pad_id: int) -> Text:
+        """The static targets, with the fresh ones in the place of those that have one."""
+        keep_mask = static.keep_mask
+        kept = [
+            self.texts.get(example, (static.ids[b][keep_mask[b]].tolist(), static.words[b][keep_mask[b]].tolist()))
+            for b, example in enumerate(index.tolist())
+        ]
+        length = max(len(ids) for ids, _ in kept)
+        ids = torch.tensor([ids + [pad_id] * (length - len(ids)) for ids, _ in kept])
+        words = torch.tensor([words + [-1] * (length - len(words)) for _, words in kept])
+        keep = torch.tensor([[n < len(ids) for n in range(length)] for ids, _ in kept])
+        return Text(ids, keep, words).to(static.ids.device)
+
+    def save(self, folder: Path) -> None:
+        lines = [
+            json.dumps({"example": example, "ids": ids, "words": words}) + "\n"
+            for example, (ids, words) in sorted(self.texts.items())
+        ]
+        (folder / self.file_name).write_text("".join(lines))
+
+    def load(self, folder: Path) -> None:
+        path = folder / self.file_name
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self.texts = {row["example"]: (row["ids"], row["words"]) for row in rows}
+
+
+def _from_all_processes(new: Any, args: Any) -> list[Any]:
+    if args.world_size == 1:
+        return [new]
+    from accelerate.utils import gather_object
+
+    return gather_object([new])

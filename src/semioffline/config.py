@@ -9,8 +9,8 @@ from transformers import TrainingArguments
 from semioffline.data import STATIC_TARGETS
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
-from semioffline.losses import BASELINES, LOSS_SCALES
-from semioffline.masking import MASK_UNITS
+from semioffline.losses import BASELINES, GOLD_REWARDS, LOSS_SCALES
+from semioffline.masking import MASK_PATTERNS, MASK_UNITS, OBSERVATIONS
 from semioffline.policy import TRUNCATION_SIDES
 
 
@@ -40,6 +40,27 @@ class SemiOfflineConfig(TrainingArguments):
         0.4, "Share of decoder inputs hidden in the masked examples of the MLE row (not for ft)."
     )
     mle_mask_share: float = _field(0.5, "Share of the examples whose MLE row is masked at all (not for ft).")
+    # Variants of semi_offline
+    observation: str = _field(
+        "masked", "What the policy sees where it must decide: masked | full | no_mask | noisy | all | pre."
+    )
+    noise_rate: float = _field(0.3, "observation=noisy: share of the hidden positions that show the static token.")
+    mask_pattern: str = _field("random", "Which positions are hidden: random | complementary | suffix | span.")
+    mask_span: float = _field(3.0, "mask_pattern=span: mean length of a run of hidden tokens (or words).")
+    mask_rate_end: float | None = _field(None, "mask_rate goes to this value, in a straight line over training.")
+    refresh_every: int = _field(
+        0, "At every n-th step the batch's static targets become samples of the policy; 0 means never."
+    )
+    # Other methods
+    length_alpha: float = _field(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
+    ranking_weight: float = _field(10.0, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
+    ranking_margin: float = _field(0.001, "brio: how far apart neighbours in the ranking should be.")
+    critic_weight: float = _field(1.0, "Weight of the critic's squared error (actor_critic).")
+    gold_reward: str = _field("s", "gold: a token's reward is its probability (s) or its log-probability (p).")
+    gold_floor: float = _field(0.1, "gold: the policy's own token probability counts at least this much.")
+    gold_horizon: int = _field(5, "gold: how many tokens ahead the reward-to-go looks.")
+    gold_discount: float = _field(1.0, "gold: a reward one token later counts this much less.")
+    gold_baseline: float = _field(-10.0, "gold p: subtracted from the log-probability; what lies below counts 0.")
     # Drawing
     temperature: float = _field(1.0, "Temperature of the draws.")
     top_k: int = _field(0, "Draw among the k most likely tokens only; 0 means all.")
@@ -99,12 +120,35 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"top_k={self.top_k} must be 0 (all) or positive")
         if self.rl_weight < 0:
             problems.append(f"rl_weight={self.rl_weight} must not be negative")
+        problems += self._variant_problems()
+        for name in ("ranking_weight", "ranking_margin", "critic_weight", "length_alpha", "gold_horizon"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name}={getattr(self, name)} must not be negative")
+        for name in ("gold_floor", "gold_discount"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 problems.append(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
         for name in ("max_prompt_length", "max_completion_length"):
             if getattr(self, name) is not None and getattr(self, name) < 2:
                 problems.append(f"{name}={getattr(self, name)} must be at least 2")
+        return problems
+
+    def _variant_problems(self) -> list[str]:
+        problems = []
+        for name in ("noise_rate", "mask_rate_end"):
+            if getattr(self, name) is not None and not 0.0 <= getattr(self, name) <= 1.0:
+                problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
+        if not self.mask_span >= 1.0:
+            problems.append(f"mask_span={self.mask_span} must be at least 1, the length of a single token")
+        if self.refresh_every < 0:
+            problems.append(f"refresh_every={self.refresh_every} must be 0 (never) or positive")
+        if self.mask_pattern == "complementary" and (self.num_samples < 4 or self.num_samples % 2):
+            problems.append(
+                f"num_samples={self.num_samples} must be even and at least 4 with mask_pattern='complementary': "
+                "each of its two masks gets half of the samples"
+            )
         return problems
 
     def decoding(self, max_new_tokens: int) -> Decoding:
@@ -120,8 +164,11 @@ class SemiOfflineConfig(TrainingArguments):
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mask_unit": MASK_UNITS,
+    "mask_pattern": MASK_PATTERNS,
+    "observation": OBSERVATIONS,
     "loss_scale": LOSS_SCALES,
     "baseline": BASELINES,
+    "gold_reward": GOLD_REWARDS,
     "static_target": STATIC_TARGETS,
     "truncation_side": TRUNCATION_SIDES,
 }

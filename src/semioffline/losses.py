@@ -8,6 +8,7 @@ from torch import Tensor
 
 BASELINES = ("mean", "leave_one_out")
 LOSS_SCALES = ("token", "sequence")
+GOLD_REWARDS = ("s", "p")
 
 
 def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -111,3 +112,45 @@ def token_advantages(draws: Tensor, rows: Tensor, advantages: Advantages) -> Tok
     sums = torch.zeros_like(counts).index_add_(0, inverse, weights)
     seen = counts > 0
     return TokenAdvantages(pairs[seen, 0], pairs[seen, 1], counts[seen], sums[seen] / counts[seen])
+
+
+def token_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
+    """(N,) log-probability of `tokens` (N,) under `logits` (N, V); -inf logits are outside the distribution."""
+    return -F.cross_entropy(logits.float(), tokens, reduction="none")
+
+
+def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) -> Tensor:
+    """f(y) = sum_t v_t / |y|**alpha for each of `number` texts (BRIO's score where v_t = log p, appendix D).
+
+    values: (P,) one for each position; texts: (P,) the text it belongs to. |y| counts the positions given.
+    """
+    lengths = torch.bincount(texts, minlength=number).clamp(min=1)
+    return values.new_zeros(number).index_add(0, texts, values) / lengths.to(values.dtype) ** alpha
+
+
+def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
+    """BRIO's loss, summed over rows and pairs: sum_{i<j} max(0, f_j - f_i + (j - i) * margin).
+
+    scores, rewards: (B, N), best candidate first. Equal rewards make no pair; NaN rewards (fillers) neither.
+    """
+    number = scores.shape[1]
+    ranks = torch.arange(number, device=scores.device)
+    gaps = ranks[None, :] - ranks[:, None]  # (N, N), j - i
+    pairs = (rewards[:, :, None] > rewards[:, None, :]) & (gaps > 0)
+    hinge = (scores[:, None, :] - scores[:, :, None] + gaps * margin).clamp(min=0)
+    return torch.where(pairs, hinge, 0.0).sum()
+
+
+def reward_to_go(rewards: Tensor, horizon: int, discount: float, after_end: float) -> Tensor:
+    """(B, T) -> (B, T): discounted mean of the reward now and of the `horizon` rewards that follow.
+
+    Q_t = sum_{k=0..h} g^k r_{t+k} / sum_{k=0..h} g^k. A text that has ended earns `after_end` for ever.
+    """
+    padded = F.pad(rewards, (0, horizon), value=after_end)
+    factors = discount ** torch.arange(horizon + 1, device=rewards.device, dtype=rewards.dtype)
+    return (padded.unfold(1, horizon + 1, 1) * factors).sum(2) / factors.sum()
+
+
+def gold(log_p: Tensor, returns: Tensor, floor: float) -> Tensor:
+    """GOLD: - sum_t max(p_t, floor) * Q_t * log p_t, the weights without gradient. log_p, returns: (N,)."""
+    return -(log_p.detach().exp().clamp(min=floor) * returns * log_p).sum()

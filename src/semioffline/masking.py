@@ -1,4 +1,4 @@
-"""Which positions of a target the model must decide."""
+"""Which positions of a target the model must decide, and what it is shown instead."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,8 @@ from torch.nn.utils.rnn import pad_sequence
 from semioffline.types import Observation, Randomness, Text
 
 MASK_UNITS = ("token", "word")
+MASK_PATTERNS = ("random", "complementary", "suffix", "span")
+OBSERVATIONS = ("masked", "full", "no_mask", "noisy", "all", "pre")
 
 
 def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit: str = "token") -> Observation:
@@ -19,10 +21,72 @@ def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit:
 
     uniforms: (B, T) numbers in [0, 1); rate: a number or (B, 1).
     """
+    return cover(text, _random(text, rate, uniforms, unit), mask_id)
+
+
+def cover(text: Text, hidden: Tensor, mask_id: int) -> Observation:
+    """The text with the mask token at the positions `hidden` (B, T)."""
+    return Observation(ids=text.ids.masked_fill(hidden, mask_id), hidden=hidden)
+
+
+def choose_hidden(
+    text: Text, rate: float, uniforms: Tensor, unit: str = "token", pattern: str = "random", span: float = 3.0
+) -> list[Tensor]:
+    """Which positions are hidden, (B, T): one mask, or two with the pattern "complementary".
+
+    random: each unit (token or word) by itself, with probability `rate`. complementary: that mask and all the other
+    ordinary positions, so that the two cover each one once. suffix: as many units as the random mask has, but the last
+    ones. span: runs of `span` units on average. The expected share is `rate` in every pattern (of the first mask in
+    "complementary"), and the numbers of a row decide for it alone.
+    """
+    if pattern == "suffix":
+        return [_suffix(text, rate, uniforms, unit)]
+    if pattern == "span":
+        return [_spans(text, rate, uniforms, unit, span)]
+    hidden = _random(text, rate, uniforms, unit)
+    return [hidden, text.ordinary & ~hidden] if pattern == "complementary" else [hidden]
+
+
+def _random(text: Text, rate: float | Tensor, uniforms: Tensor, unit: str) -> Tensor:
     if unit == "word":
         uniforms = uniforms.gather(1, _word_starts(text.words))
-    hidden = (uniforms < rate) & text.ordinary
-    return Observation(ids=text.ids.masked_fill(hidden, mask_id), hidden=hidden)
+    return (uniforms < rate) & text.ordinary
+
+
+def _suffix(text: Text, rate: float, uniforms: Tensor, unit: str) -> Tensor:
+    """The last n units, n ~ Binomial(number of units, rate): the number that the random mask hides."""
+    begins = _unit_begins(text, unit)
+    many = (begins & (uniforms < rate)).sum(1, keepdim=True)
+    return text.ordinary & (begins.cumsum(1) > begins.sum(1, keepdim=True) - many)
+
+
+def _spans(text: Text, rate: float, uniforms: Tensor, unit: str, span: float) -> Tensor:
+    """A Markov chain over the units: a run ends with probability 1 / span and begins with rate / (span (1 - rate)).
+
+    Its stationary share is `rate`; the first unit starts there, so every unit is hidden with that probability. A rate
+    above span / (1 + span) leaves no room between runs of that length: they are rate / (1 - rate) long then.
+    """
+    if rate >= 1.0:
+        return text.ordinary
+    span = max(span, rate / (1.0 - rate))
+    stay, enter = 1.0 - 1.0 / span, rate / (span * (1.0 - rate))
+    begins, ordinary = _unit_begins(text, unit), text.ordinary
+    state = torch.zeros_like(begins[:, 0])
+    chance = torch.full_like(uniforms[:, 0], rate)
+    columns = []
+    for t in range(begins.shape[1]):
+        state = torch.where(begins[:, t], uniforms[:, t] < chance, state)
+        chance = torch.where(begins[:, t], torch.where(state, stay, enter).to(chance), chance)
+        columns.append(state & ordinary[:, t])
+    return torch.stack(columns, dim=1)
+
+
+def _unit_begins(text: Text, unit: str) -> Tensor:
+    """(B, T) True at the first token of every unit: at every ordinary token, or where a word begins."""
+    if unit == "token":
+        return text.ordinary
+    positions = torch.arange(text.words.shape[1], device=text.words.device)
+    return text.ordinary & (_word_starts(text.words) == positions)
 
 
 def _word_starts(words: Tensor) -> Tensor:
@@ -39,3 +103,36 @@ def mask_uniforms(text: Text, index: Tensor, randomness: Randomness, purpose: st
     padded = pad_sequence(rows, batch_first=True, padding_value=1.0)
     missing = text.ids.shape[1] - padded.shape[1]
     return torch.nn.functional.pad(padded, (0, missing), value=1.0).to(text.ids.device)
+
+
+def scheduled_rate(start: float, end: float | None, step: int, total: int) -> float:
+    """p_m at a step: from `start` at the first to `end` at the last of `total` steps, in a straight line."""
+    if end is None:
+        return start
+    done = min(step / max(total - 1, 1), 1.0)
+    return (1.0 - done) * start + done * end
+
+
+# ---- other observations than the paper's own (its ablations) ----
+
+
+def add_noise(observation: Observation, text: Text, rate: float, uniforms: Tensor) -> Observation:
+    """+Noisy Mask: a share `rate` of the hidden positions shows the text's token, as if it were not to be replaced."""
+    lied = observation.hidden & (uniforms < rate)
+    return Observation(torch.where(lied, text.ids, observation.ids), observation.hidden)
+
+
+def append_target(source: Text, text: Text, separator_id: int, pad_id: int) -> Text:
+    """+ALL: the source, a separator (unless the source ends with it already) and the whole static target."""
+    ids, words = [], []
+    for b in range(len(source.ids)):
+        own, whole = source.ids[b][source.keep_mask[b]], text.ids[b][text.keep_mask[b]]
+        between = own.new_full((0 if len(own) and own[-1] == separator_id else 1,), separator_id)
+        ids.append(torch.cat([own, between, whole]))
+        words.append(torch.full_like(ids[-1], -1))
+    kept = [torch.ones_like(row, dtype=torch.bool) for row in ids]
+    return Text(
+        pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        pad_sequence(kept, batch_first=True, padding_value=False),
+        pad_sequence(words, batch_first=True, padding_value=-1),
+    )

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
 from semioffline.cost import Meter
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.layout import block_mask, pack
+from semioffline.model_setup import add_adapter, add_mask_token, is_peft, load_model, mask_row_trains
 from semioffline.types import Row, Text
 
 logger = logging.getLogger(__name__)
@@ -64,18 +59,20 @@ class Policy(nn.Module):
             raise UserError(
                 "the tokenizer has no EOS token, so no output could ever end: set tokenizer.eos_token before training"
             )
-        base = model.get_base_model() if _is_peft(model) else model
+        base = model.get_base_model() if is_peft(model) else model
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
         self.mask_id = add_mask_token(base, tokenizer)
-        self.model = _add_adapter(model, peft_config, self.mask_id) if peft_config is not None else model
-        if _is_peft(self.model) and not _mask_row_trains(self.base):
+        self.model = add_adapter(model, peft_config, self.mask_id) if peft_config is not None else model
+        if is_peft(self.model) and not mask_row_trains(self.base):
             logger.warning("the mask token's embedding is frozen: add it to the adapter's trainable_token_indices")
         pad_id = tokenizer.pad_token_id
         self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
         self.share_prompt = share_prompt and not self.is_encoder_decoder and _takes_block_mask(base)
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
+        self.value_head: nn.Linear | None = None
         self._selected: Tensor | None = None
-        self._runner: Callable[..., list[Tensor]] | None = None
+        self._states: Tensor | None = None
+        self._runner: Callable[..., Any] | None = None
         self.meter = Meter(base.get_decoder(), base.get_encoder() if self.is_encoder_decoder else None)
         base.get_decoder().register_forward_hook(self._cut)
 
@@ -86,17 +83,7 @@ class Policy(nn.Module):
         cls, name: str, tokenizer: PreTrainedTokenizerBase | None = None, dtype: Any = torch.float32, **kwargs: Any
     ) -> Policy:
         """From a hub name or a folder: a full model, or an adapter saved by this library."""
-        try:
-            if (Path(name) / "adapter_config.json").is_file():
-                model, tokenizer = _load_adapter(name, tokenizer, dtype)
-            else:
-                config = AutoConfig.from_pretrained(name)
-                auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-                model = auto.from_pretrained(name, dtype=dtype)
-                tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"cannot load the model '{name}': {reason}") from error
+        model, tokenizer = load_model(name, tokenizer, dtype)
         return cls(model, tokenizer, **kwargs)
 
     def save(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
@@ -111,7 +98,7 @@ class Policy(nn.Module):
     @property
     def base(self) -> Any:
         """The Hugging Face model, without an adapter's wrapper."""
-        return self.model.get_base_model() if _is_peft(self.model) else self.model
+        return self.model.get_base_model() if is_peft(self.model) else self.model
 
     @property
     def config(self) -> Any:
@@ -127,7 +114,7 @@ class Policy(nn.Module):
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
         self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs)
-        if _is_peft(self.model):
+        if is_peft(self.model):
             self.base.enable_input_require_grads()
 
     def max_positions(self) -> int | None:
@@ -137,6 +124,13 @@ class Policy(nn.Module):
             if limit is not None and self.config.model_type not in ("t5", "mt5", "umt5", "longt5"):
                 return int(limit)
         return None
+
+    def longest_output(self, source: Text, longest: int | None) -> int:
+        """How many new tokens there may be: `longest`, or 128, as far as the positions allow after these sources."""
+        longest, most = longest or 128, self.max_positions()
+        if most is None:
+            return longest
+        return max(min(longest, most - (0 if self.is_encoder_decoder else source.ids.shape[1])), 2)
 
     # ---- text to tokens and back ----
 
@@ -219,20 +213,47 @@ class Policy(nn.Module):
     @contextmanager
     def through(self, wrapped: nn.Module) -> Iterator[None]:
         """Run `predict` through `wrapped` (this module in DDP, FSDP, ...), which must see every use of a parameter."""
-        self._runner = wrapped
+        object.__setattr__(self, "_runner", wrapped)  # not as a submodule: this module is inside it
         try:
             yield
         finally:
-            self._runner = None
+            object.__setattr__(self, "_runner", None)
 
-    def predict(self, source: Text, rows: list[Row]) -> list[Tensor]:
-        """For each row, the logits (N, V) at its wanted positions, in row-major order. One pass over the source."""
-        return (self._runner or self)(source, rows)
+    @overload
+    def predict(self, source: Text, rows: list[Row], with_values: Literal[False] = False) -> list[Tensor]: ...
 
-    def forward(self, source: Text, rows: list[Row]) -> list[Tensor]:
+    @overload
+    def predict(
+        self, source: Text, rows: list[Row], with_values: Literal[True]
+    ) -> tuple[list[Tensor], list[Tensor]]: ...
+
+    def predict(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
+        """For each row, the logits (N, V) at its wanted positions, in row-major order. One pass over the source.
+
+        with_values: (logits, values), the value head's (N,) numbers at the same positions beside them.
+        """
+        return (self._runner or self)(source, rows, with_values)
+
+    def forward(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
         with self.meter.announce([row.purpose for row in rows], len(source.ids)):
             logits = self._run_seq2seq(source, rows) if self.is_encoder_decoder else self._run_causal(source, rows)
-        return list(logits.split([int(row.wanted.sum()) for row in rows]))
+        sizes = [int(row.wanted.sum()) for row in rows]
+        if not with_values:
+            return list(logits.split(sizes))
+        if self.value_head is None or self._states is None:
+            raise RuntimeError("with_values=True needs a value head: call policy.add_value_head() before training")
+        values = self.value_head(self._states.float()).squeeze(1).float()
+        self._states = None
+        return list(logits.split(sizes)), list(values.split(sizes))
+
+    def add_value_head(self) -> nn.Linear:
+        """A linear map from decoder states to a number, 0 at first. The states are detached: it trains alone."""
+        if self.value_head is None:
+            head = self.base.get_output_embeddings()
+            self.value_head = nn.Linear(head.weight.shape[1], 1, device=self.device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+        return self.value_head
 
     def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:
         """Encode once; decode the rows as a batch of len(rows) * B."""
@@ -241,8 +262,11 @@ class Policy(nn.Module):
         shown = torch.cat([_widen(row.ids, length, self.pad_id) for row in rows])
         wanted = torch.cat([_widen(row.wanted, length, False) for row in rows])
         start = torch.full_like(shown[:, :1], self.config.decoder_start_token_id)
+        hints = [_widen(row.ids, length, -1) for row in _hints(rows)]
+        added = torch.cat([torch.full_like(start, -1), torch.cat(hints)[:, :-1]], dim=1) if hints else None
         return self._head_at(
             wanted.reshape(-1).nonzero().squeeze(1),
+            added,
             encoder_outputs=BaseModelOutput(last_hidden_state=encoder_states.repeat(len(rows), 1, 1)),
             attention_mask=source.keep_mask.long().repeat(len(rows), 1),
             decoder_input_ids=torch.cat([start, shown[:, :-1]], dim=1),
@@ -257,8 +281,10 @@ class Policy(nn.Module):
                 dtype = self.base.get_input_embeddings().weight.dtype
                 mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
             places = [_places(layout.predicts[r], row.wanted, layout.ids.shape[1]) for r, row in enumerate(rows)]
+            hints = _hints(rows)
+            added = pack(_without_ids(source), hints, -1).ids if hints else None
             return self._head_at(
-                torch.cat(places), input_ids=layout.ids, position_ids=layout.positions, attention_mask=mask
+                torch.cat(places), added, input_ids=layout.ids, position_ids=layout.positions, attention_mask=mask
             )
         layouts = [pack(source, [row], self.pad_id) for row in rows]
         length = max(layout.ids.shape[1] for layout in layouts)
@@ -267,27 +293,51 @@ class Policy(nn.Module):
             for r, (layout, row) in enumerate(zip(layouts, rows, strict=True))
         ]
         ids = torch.cat([_widen(layout.ids, length, self.pad_id) for layout in layouts])
-        return self._head_at(torch.cat(places), input_ids=ids)
+        alone = [pack(_without_ids(source), [row], -1).ids for row in _hints(rows)]
+        added = torch.cat([_widen(hints, length, -1) for hints in alone]) if alone else None
+        return self._head_at(torch.cat(places), added, input_ids=ids)
 
-    def _head_at(self, places: Tensor, **inputs: Any) -> Tensor:
+    def _head_at(self, places: Tensor, added: Tensor | None, **inputs: Any) -> Tensor:
         """Run the model; its own output map sees only the hidden states at `places` of the flattened batch."""
         self._selected = places
         try:
-            return self.base(**inputs, use_cache=False, return_dict=True).logits[0]
+            with self._adding(added):
+                return self.base(**inputs, use_cache=False, return_dict=True).logits[0]
         finally:
             self._selected = None
+
+    @contextmanager
+    def _adding(self, added: Tensor | None) -> Iterator[None]:
+        """Inside, the decoder's input embedding also adds the embeddings of `added` (B, L); -1 adds nothing.
+
+        The table's own forward gives them, so that they are scaled, or adapted, as those of the tokens shown.
+        """
+        if added is None:
+            yield
+            return
+
+        def add(table: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            return output + table.forward(added.clamp(min=0)) * (added >= 0)[..., None]
+
+        handle = self.base.get_decoder().get_input_embeddings().register_forward_hook(add)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _cut(self, module: nn.Module, args: tuple, output: Any) -> Any:
         if self._selected is not None:
             states = output.last_hidden_state
-            output.last_hidden_state = states.reshape(-1, states.shape[-1])[self._selected][None]
+            chosen = states.reshape(-1, states.shape[-1])[self._selected]
+            output.last_hidden_state = chosen[None]
+            self._states = None if self.value_head is None else chosen.detach()
         return output
 
     # ---- generation ----
 
     @torch.no_grad()
-    def generate(self, source: Text, decoding: Decoding) -> list[list[int]]:
-        """New tokens only, B * num_return_sequences lists, cut before EOS."""
+    def generate(self, source: Text, decoding: Decoding, keep_end: bool = False) -> list[list[int]]:
+        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it)."""
         ids, keep = source.ids, source.keep_mask
         if not self.is_encoder_decoder:
             ids, keep = _pad_left(ids, keep, self.pad_id)
@@ -308,75 +358,8 @@ class Policy(nn.Module):
         finally:
             self.model.train(training)
         new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
-        return [_before(row, set(ends) if isinstance(ends, list) else {ends}) for row in new.tolist()]
-
-
-def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The tokenizer's own mask token, or a new one whose embedding is that of a T5 sentinel or the mean embedding."""
-    new = tokenizer.mask_token_id is None
-    if new:
-        tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    mask_id = tokenizer.mask_token_id
-    rows_before = model.get_input_embeddings().weight.shape[0]
-    if mask_id >= rows_before:
-        _grow(model, len(tokenizer), multiple=64 if rows_before % 64 == 0 else 1)
-    if new:
-        sentinel = tokenizer.get_vocab().get("<extra_id_0>")
-        with torch.no_grad():
-            embedding = model.get_input_embeddings().weight
-            mean = embedding[:rows_before].float().mean(0).to(embedding.dtype)
-            embedding[mask_id] = mean if sentinel is None else embedding[sentinel]
-    return mask_id
-
-
-def _grow(model: Any, size: int, multiple: int) -> None:
-    """More rows in the embedding and the output head, each the mean of the old ones; an untied head stays untied."""
-    before = model.get_input_embeddings().weight.shape[0]
-    head = model.get_output_embeddings()
-    untied = None if head.weight is model.get_input_embeddings().weight else head.weight.detach().clone()
-    model.resize_token_embeddings(size, pad_to_multiple_of=multiple, mean_resizing=False)
-    with torch.no_grad():
-        embedding = model.get_input_embeddings().weight
-        embedding[before:] = embedding[:before].float().mean(0).to(embedding.dtype)
-        if untied is not None:
-            head = model.get_output_embeddings()
-            rest = untied.float().mean(0).to(untied.dtype).expand(len(embedding) - before, -1)
-            head.weight = nn.Parameter(torch.cat([untied, rest]))
-            name = next(name for name, module in model.named_modules() if module is head)
-            model.all_tied_weights_keys.pop(f"{name}.weight", None)
-
-
-def _is_peft(model: nn.Module) -> bool:
-    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
-
-
-def _add_adapter(model: Any, peft_config: Any, mask_id: int) -> nn.Module:
-    """Attach the adapter; the mask token's embedding row is trained and saved with it."""
-    from peft import get_peft_model
-
-    if hasattr(peft_config, "trainable_token_indices") and not peft_config.trainable_token_indices:
-        table = model.get_decoder().get_input_embeddings()
-        name = next(name for name, module in model.named_modules() if module is table)
-        peft_config = copy.deepcopy(peft_config)
-        peft_config.trainable_token_indices = {name: [mask_id]}
-    return get_peft_model(model, peft_config)
-
-
-def _mask_row_trains(base: Any) -> bool:
-    table = base.get_decoder().get_input_embeddings()
-    return any(parameter.requires_grad for parameter in table.parameters())
-
-
-def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any]:
-    from peft import PeftConfig, PeftModel
-
-    base_name = PeftConfig.from_pretrained(name).base_model_name_or_path
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
-    config = AutoConfig.from_pretrained(base_name)
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    base = auto.from_pretrained(base_name, dtype=dtype)
-    add_mask_token(base, tokenizer)
-    return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer
+        ends = set(ends) if isinstance(ends, list) else {ends}
+        return [_until(row, ends, keep_end) for row in new.tolist()]
 
 
 def _takes_block_mask(model: Any) -> bool:
@@ -394,6 +377,17 @@ def _widen(tensor: Tensor, length: int, value: Any) -> Tensor:
     return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
 
 
+def _hints(rows: list[Row]) -> list[Row]:
+    """The rows with added ids in the place of ids, -1 where nothing is added; none where no row adds anything."""
+    if all(row.added_ids is None for row in rows):
+        return []
+    return [replace(row, ids=torch.full_like(row.ids, -1) if row.added_ids is None else row.added_ids) for row in rows]
+
+
+def _without_ids(source: Text) -> Text:
+    return replace(source, ids=torch.full_like(source.ids, -1))
+
+
 def _places(predicts: Tensor, wanted: Tensor, length: int) -> Tensor:
     offsets = torch.arange(len(predicts), device=predicts.device)[:, None] * length
     return (predicts + offsets)[wanted]
@@ -407,5 +401,5 @@ def _pad_left(ids: Tensor, keep: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
     return ids.gather(1, places).masked_fill(~keep, pad_id), keep
 
 
-def _before(ids: list[int], ends: set[int]) -> list[int]:
-    return next((ids[:i] for i, token in enumerate(ids) if token in ends), ids)
+def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:
+    return next((ids[: i + keep_end] for i, token in enumerate(ids) if token in ends), ids)

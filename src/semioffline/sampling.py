@@ -59,3 +59,28 @@ def complete(text: Text, observation: Observation, draws: Tensor) -> Samples:
     rows, positions = observation.hidden.nonzero(as_tuple=True)
     ids[rows, :, positions] = draws
     return Samples(ids=ids, keep_mask=text.keep_mask, draws=draws, rows=rows)
+
+
+def join(parts: list[Samples]) -> Samples:
+    """Samples of the same rows under several masks, side by side: (B, K/n, T) each -> (B, K, T)."""
+    if len(parts) == 1:
+        return parts[0]
+    size = len(parts[0].ids)
+    return Samples(
+        ids=torch.cat([part.ids for part in parts], dim=1),
+        keep_mask=parts[0].keep_mask,
+        draws=torch.cat([part.draws for part in parts]),
+        rows=torch.cat([part.rows + n * size for n, part in enumerate(parts)]),
+    )
+
+
+def drawn_log_p(logits: Tensor, draws: Tensor, allowed: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """(M, V) logits, (M,) drawn ids -> (M,) log-probabilities under the distribution drawn from, with gradient.
+
+    For samples that do not share their distributions, so that the normaliser does not cancel. The drawn token always
+    counts as kept: dropout or rounding may have pushed it out since.
+    """
+    kept = sampling_logits(logits, allowed, temperature, top_k, top_p) > -torch.inf
+    kept = kept.scatter(1, draws[:, None], True)
+    log_p = (logits.float() / temperature).masked_fill(~kept, -torch.inf).log_softmax(1)
+    return log_p.gather(1, draws[:, None]).squeeze(1)

@@ -325,11 +325,9 @@ class RunLog(TrainerCallback):
         if logs and "loss" in logs and self.seconds:
             logs["time/step"] = sum(self.seconds) / len(self.seconds)
             self.seconds.clear()
-        if logs:
-            logs["time/train"] = self.total
         if state.is_world_process_zero and logs:
             with open(Path(args.output_dir) / "metrics.jsonl", "a") as file:
-                file.write(json.dumps({"step": state.global_step} | logs) + "\n")
+                file.write(json.dumps({"step": state.global_step} | logs | {"time/train": self.total}) + "\n")
 
 
 def _step_of(line: str) -> float:

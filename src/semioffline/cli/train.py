@@ -12,7 +12,7 @@ from semioffline.cli.run_folder import open_folder, print_metrics, write_result,
 from semioffline.config import SemiOfflineConfig
 from semioffline.errors import UserError
 from semioffline.evaluation import write_predictions
-from semioffline.methods import load_method, method_names
+from semioffline.methods import check_method, load_method, method_names
 
 
 @dataclass
@@ -48,8 +48,7 @@ def run(argv: list[str]) -> None:
 def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]:
     """The task's settings are defaults; the recipe and the flags override them."""
     types = [DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]
-    if method not in method_names():
-        load_method(method, None)  # raises, with the nearest name
+    check_method(method)
     explicit = {"method": method}
     peek = parse("train", types, argv, explicit)
     task = peek[0].load_task()

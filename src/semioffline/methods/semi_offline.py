@@ -1,82 +1,321 @@
 """Semi-offline RL: hide part of a static target, run the model once, draw K samples from that one pass."""
 
+from __future__ import annotations
+
+import math
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from semioffline.candidates import FreshTargets
 from semioffline.data import pick_static
+from semioffline.errors import UserError
 from semioffline.losses import advantages, reinforce_sparse
-from semioffline.masking import hide, mask_uniforms
+from semioffline.masking import (
+    add_noise,
+    append_target,
+    choose_hidden,
+    cover,
+    mask_uniforms,
+    scheduled_rate,
+)
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
-from semioffline.sampling import complete, draw, draw_uniforms, sampling_logits
+from semioffline.sampling import complete, draw, draw_uniforms, drawn_log_p, join, sampling_logits
 from semioffline.scoring import Scorer, Scores
-from semioffline.types import Batch, Observation, Randomness, Row, StepOutput, Term, Text
+from semioffline.types import Batch, Observation, Randomness, Row, Samples, StepOutput, Term, Text
+
+
+class Decision(NamedTuple):
+    """What the policy chose at the M hidden positions of one mask."""
+
+    samples: Samples
+    drawn: Tensor
+    """(M, K) log p of the drawn tokens, with gradient; a constant in k may be missing (it cancels)."""
+    entropy: Tensor
+    """Of the distributions drawn from."""
 
 
 class Method(BaseMethod):
     """L = L_MLE + rl_weight * L_RL, with L_RL = (1/K) sum_k -(R_k - b) sum_{t hidden} log p(a_t^k | o_t).
 
-    Section 3.3 of the paper; the sum over k is taken in the sparse form (see `reinforce_sparse`).
+    Section 3.3 of the paper; the sum over k is taken in the sparse form (see `reinforce_sparse`). `observation` and
+    `mask_pattern` choose the variants (sections 3.1 and 4.4). With complementary masks the first K/2 samples decide the
+    positions of one mask, the others those of the other; the formula is the same, b is the mean of each half.
     """
 
     needs_reward = True
 
+    def __init__(self, args: Any):
+        super().__init__(args)
+        self.fresh = FreshTargets()
+        self.total_steps: int = args.max_steps
+
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args
-        static = self._static(batch, randomness)
-        uniforms = mask_uniforms(static, batch.index, randomness, "mask")
-        observation = hide(static, args.mask_rate, policy.mask_id, uniforms, args.mask_unit)
+        static = self._static(policy, batch, randomness)
+        observations = self._observe(policy, batch, static, randomness)
 
         target_row = mle_row(policy, batch, randomness, args.mle_mask_rate, args.mle_mask_share)
-        masked_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
-        target_logits, masked_logits = policy.predict(batch.source, [target_row, masked_row])
+        decide = decide_in_turn if args.observation == "full" else decide_at_once
+        target_logits, decisions = decide(policy, batch, static, observations, target_row, args, randomness)
 
-        z = sampling_logits(masked_logits, policy.allowed, args.temperature, args.top_k, args.top_p)
-        numbers = draw_uniforms(observation, batch.index, args.num_samples, randomness, "draw")
-        draws, entropy = draw(z, numbers)
-        samples = complete(static, observation, draws)
-        scores = score(samples, batch)
-        advantage = advantages(scores.rewards, args.baseline, args.scale_rewards)
+        scores = score(join([decision.samples for decision in decisions]), batch)
+        halves = scores.rewards.chunk(len(decisions), dim=1)  # one "half" unless masks are complementary
+        given = [advantages(rewards, args.baseline, args.scale_rewards) for rewards in halves]
 
-        drawn_logits = masked_logits.gather(1, draws) / args.temperature
-        rl = reinforce_sparse(drawn_logits, samples.rows, advantage, args.loss_scale)
-        metrics = scores.metrics | {
-            "entropy": entropy.mean().item() if len(entropy) else 0.0,
-            "mask_rate": (observation.hidden.sum() / static.ordinary.sum().clamp(min=1)).item(),
-        }
+        share = 1 / len(decisions) if args.loss_scale == "sequence" else 1  # 1/K is of all samples, not of the half
+        rl = torch.stack(
+            [
+                share * reinforce_sparse(decision.drawn, decision.samples.rows, advantage, args.loss_scale)
+                for decision, advantage in zip(decisions, given, strict=True)
+            ]
+        ).sum()
+        advantage_values = torch.cat([advantage.values for advantage in given], dim=1)
         return StepOutput(
             terms=[
                 mle_term(target_logits, batch, args.label_smoothing_factor),
                 Term("rl", rl, per="row", weight=args.rl_weight),
             ],
-            metrics=metrics,
-            completions=partial(_log_rows, policy, batch, observation, static, scores, advantage.values)
+            metrics=scores.metrics | _describe(static, observations, decisions),
+            completions=partial(_log_rows, policy, batch, observations, static, scores, advantage_values)
             if args.log_completions
             else None,
         )
 
-    def _static(self, batch: Batch, randomness: Randomness) -> Text:
-        if batch.static_counts is None:
-            return batch.static
-        uniforms = torch.cat(randomness.uniform("static", batch.index, [1] * len(batch)))
-        return pick_static(batch.static, batch.static_counts, uniforms)
+    def _static(self, policy: Policy, batch: Batch, randomness: Randomness) -> Text:
+        """The text that is partly hidden: the batch's own, one of its candidates, or the policy's last sample."""
+        static = batch.static
+        if batch.static_counts is not None:
+            uniforms = torch.cat(randomness.uniform("static", batch.index, [1] * len(batch)))
+            static = pick_static(batch.static, batch.static_counts, uniforms)
+        if self.args.refresh_every:
+            if (randomness.step + 1) % self.args.refresh_every == 0:
+                self.fresh.refresh(policy, batch, self.args, randomness)
+            static = self.fresh.replace(static, batch.index, policy.pad_id)
+        return static
+
+    def _observe(self, policy: Policy, batch: Batch, static: Text, randomness: Randomness) -> list[Observation]:
+        """What is hidden, and what is shown there: one observation, or two with complementary masks."""
+        args = self.args
+        uniforms = mask_uniforms(static, batch.index, randomness, "mask")
+        rate = self.mask_rate(randomness.step)
+        masks = choose_hidden(static, rate, uniforms, args.mask_unit, args.mask_pattern, args.mask_span)
+        observations = [cover(static, hidden, policy.mask_id) for hidden in masks]
+        if args.observation == "noisy":
+            noise = mask_uniforms(static, batch.index, randomness, "noise")
+            return [add_noise(observation, static, args.noise_rate, noise) for observation in observations]
+        if args.observation == "no_mask":
+            return _show_predictions(policy, batch, static, observations, args, randomness)
+        return observations
+
+    def mask_rate(self, step: int) -> float:
+        """p_m at this step."""
+        if self.args.mask_rate_end is not None and self.total_steps <= 0:
+            raise UserError("mask_rate_end needs the number of training steps: set max_steps")
+        return scheduled_rate(self.args.mask_rate, self.args.mask_rate_end, step, self.total_steps)
+
+    def prepare(self, policy: Policy, examples: Any) -> None:
+        """Count the steps of training, as transformers.Trainer does, where max_steps does not say."""
+        args = self.args
+        if args.max_steps <= 0 and hasattr(examples, "__len__"):
+            rounded = math.floor if args.dataloader_drop_last else math.ceil
+            batches = rounded(rounded(len(examples) / args.train_batch_size) / args.world_size)
+            updates = max(math.ceil(batches / args.gradient_accumulation_steps), 1)
+            self.total_steps = math.ceil(args.num_train_epochs * updates)
+
+    def save(self, folder: Path) -> None:
+        if self.args.refresh_every:
+            self.fresh.save(folder)
+
+    def load(self, folder: Path) -> None:
+        if self.args.refresh_every:
+            self.fresh.load(folder)
+
+
+# ---- how the hidden positions are decided ----
+
+
+def decide_at_once(
+    policy: Policy,
+    batch: Batch,
+    static: Text,
+    observations: list[Observation],
+    target_row: Row,
+    args: Any,
+    randomness: Randomness,
+) -> tuple[Tensor, list[Decision]]:
+    """One pass; every hidden position draws K tokens from its one distribution. Also the logits of the MLE row."""
+    masked_rows = [_masked_row(observation, static, args.observation == "pre") for observation in observations]
+    if args.observation == "all":  # the MLE row keeps the plain source: the static target may be its answer
+        source = append_target(batch.source, static, policy.tokenizer.eos_token_id, policy.pad_id)
+        _check_fits(policy, source, static)
+        [target_logits] = policy.predict(batch.source, [target_row])
+        logits = policy.predict(source, masked_rows)
+    else:
+        target_logits, *logits = policy.predict(batch.source, [target_row, *masked_rows])
+
+    decisions = []
+    numbers = _numbers(observations, batch, args, randomness)
+    for observation, masked_logits, own_numbers in zip(observations, logits, numbers, strict=True):
+        z = sampling_logits(masked_logits, policy.allowed, args.temperature, args.top_k, args.top_p)
+        draws, entropy = draw(z, own_numbers)
+        drawn_logits = masked_logits.gather(1, draws) / args.temperature
+        decisions.append(Decision(complete(static, observation, draws), drawn_logits, entropy))
+    return target_logits, decisions
+
+
+def _masked_row(observation: Observation, static: Text, with_hints: bool) -> Row:
+    row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
+    if not with_hints:
+        return row
+    return replace(row, added_ids=static.ids.masked_fill(~observation.hidden, -1))
+
+
+def decide_in_turn(
+    policy: Policy,
+    batch: Batch,
+    static: Text,
+    observations: list[Observation],
+    target_row: Row,
+    args: Any,
+    randomness: Randomness,
+) -> tuple[Tensor, list[Decision]]:
+    """Fully observable, (c1) in the paper: a hidden position sees what its own sample has at those before.
+
+    Sampling costs K * sum_t M_t passes (Proposition 1); one more, for all samples, gives log p with gradient. Samples
+    do not share distributions, so the normaliser does not cancel and log p is complete.
+    """
+    numbers = _numbers(observations, batch, args, randomness)
+    drawn = [
+        _fill_in_turn(policy, batch, static, observation, args, own_numbers)
+        for observation, own_numbers in zip(observations, numbers, strict=True)
+    ]
+    rows = [
+        Row(ids, static.keep_mask, wanted=observation.hidden, purpose="grad")
+        for observation, (samples, _) in zip(observations, drawn, strict=True)
+        for ids in samples.ids.unbind(1)
+    ]
+    target_logits, *logits = policy.predict(batch.source, [target_row, *rows])
+    decisions = []
+    for samples, entropy in drawn:
+        own, logits = logits[: samples.draws.shape[1]], logits[samples.draws.shape[1] :]
+        log_p = [
+            drawn_log_p(z, draws, policy.allowed, args.temperature, args.top_k, args.top_p)
+            for z, draws in zip(own, samples.draws.unbind(1), strict=True)
+        ]
+        decisions.append(Decision(samples, torch.stack(log_p, dim=1), entropy))
+    return target_logits, decisions
+
+
+@torch.no_grad()
+def _fill_in_turn(
+    policy: Policy, batch: Batch, static: Text, observation: Observation, args: Any, numbers: Tensor
+) -> tuple[Samples, Tensor]:
+    """K samples, position after position, each drawn by its number in `numbers` (M, K); and the entropies (M, K)."""
+    numbers = numbers.to(static.ids.device)
+    many = numbers.shape[1]
+    rows, positions = observation.hidden.nonzero(as_tuple=True)  # (M,)
+    turn = observation.hidden.cumsum(1)[rows, positions]  # (M,) its place among the hidden positions of its row
+    samples = complete(static, observation, torch.zeros_like(numbers, dtype=torch.long))
+    entropy = torch.zeros_like(numbers)
+    for now in range(1, int(observation.hidden.sum(1).max()) + 1):
+        at = (turn == now).nonzero().squeeze(1)  # (n,) one hidden position of each row that has any left
+        row, position = rows[at], positions[at]
+        length = int(position.max()) + 1
+        wanted = torch.arange(length, device=position.device) == position[:, None]  # (n, length)
+        source = Text(batch.source.ids[row], batch.source.keep_mask[row], batch.source.words[row])
+        keep_mask = static.keep_mask[row, :length]
+        shown = [
+            Row(ids[:, :length], keep_mask, wanted, "rl") for ids in samples.ids[row].unbind(1)
+        ]  # K of (n, length)
+        logits = torch.stack(_look(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
+        z = sampling_logits(logits, policy.allowed, args.temperature, args.top_k, args.top_p)
+        draws, spread = draw(z, numbers[at].reshape(-1, 1))
+        samples.draws[at] = draws.view(-1, many)
+        samples.ids[row, :, position] = samples.draws[at]
+        entropy[at] = spread.view(-1, many)
+    return samples, entropy
+
+
+@torch.no_grad()
+def _show_predictions(
+    policy: Policy, batch: Batch, static: Text, observations: list[Observation], args: Any, randomness: Randomness
+) -> list[Observation]:
+    """-Mask, scheduled sampling: a first pass over the static target; its predictions stand where masks would."""
+    hidden = torch.stack([observation.hidden for observation in observations]).any(0)
+    [logits] = _look(policy, batch.source, [Row(static.ids, static.keep_mask, wanted=hidden, purpose="rl")])
+    z = sampling_logits(logits, policy.allowed, args.temperature, args.top_k, args.top_p)
+    union = Observation(static.ids, hidden)
+    draws, _ = draw(z, draw_uniforms(union, batch.index, 1, randomness, "prediction"))
+    predicted = complete(static, union, draws).ids[:, 0]
+    return [Observation(torch.where(o.hidden, predicted, static.ids), o.hidden) for o in observations]
+
+
+def _look(policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
+    """A pass without gradient or dropout. It does not go through DDP's wrapper: processes may need different numbers
+    of them, and the wrapper would wait for the others."""
+    training = policy.model.training
+    policy.model.eval()
+    try:
+        return policy(source, rows)
+    finally:
+        policy.model.train(training)
+
+
+def _numbers(observations: list[Observation], batch: Batch, args: Any, randomness: Randomness) -> list[Tensor]:
+    """For each mask, the (M, K / number of masks) uniform numbers of its draws."""
+    many = args.num_samples // len(observations)
+    purposes = ["draw", "draw 2"][: len(observations)]
+    return [
+        draw_uniforms(observation, batch.index, many, randomness, purpose)
+        for observation, purpose in zip(observations, purposes, strict=True)
+    ]
+
+
+def _check_fits(policy: Policy, source: Text, static: Text) -> None:
+    most = policy.max_positions()
+    used = source.ids.shape[1] + (0 if policy.is_encoder_decoder else static.ids.shape[1])
+    if most is not None and used > most:
+        raise UserError(
+            f"observation='all' puts the static target behind the source: {used} tokens, but the model has {most} "
+            "positions; lower max_prompt_length or max_completion_length"
+        )
+
+
+# ---- static targets that follow the policy ----
+
+
+def _describe(static: Text, observations: list[Observation], decisions: list[Decision]) -> dict[str, float]:
+    entropy = torch.cat([decision.entropy.reshape(-1) for decision in decisions])
+    hidden = torch.stack([observation.hidden.sum() for observation in observations]).sum()
+    ordinary = static.ordinary.sum().clamp(min=1) * len(observations)
+    return {"entropy": entropy.mean().item() if len(entropy) else 0.0, "mask_rate": (hidden / ordinary).item()}
 
 
 def _log_rows(
-    policy: Policy, batch: Batch, observation: Observation, static: Text, scores: Scores, advantage: torch.Tensor
+    policy: Policy,
+    batch: Batch,
+    observations: list[Observation],
+    static: Text,
+    scores: Scores,
+    advantage: Tensor,
 ) -> list[dict[str, Any]]:
     rows = []
     for b, example in enumerate(batch.index.tolist()):
-        shown = policy.show(observation.ids[b][static.keep_mask[b]].tolist())
+        keep = static.keep_mask[b]
+        shown = [policy.show(observation.ids[b][keep].tolist()) for observation in observations]
         for k, text in enumerate(scores.texts[b]):
             rows.append(
                 {
                     "example": example,
                     "prompt": batch.columns["prompt"][b],
-                    "masked_target": shown,
+                    "masked_target": shown[k * len(shown) // len(scores.texts[b])],
                     "sample": text,
                     "reward": scores.rewards[b, k].item(),
                     "advantage": advantage[b, k].item(),

@@ -1,0 +1,76 @@
+"""Actor-critic: one sample from the policy; a learned critic of the text so far is the baseline."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from semioffline.errors import UserError
+from semioffline.losses import text_scores
+from semioffline.methods import BaseMethod
+from semioffline.methods.avg import log_rows, mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.ft import mle_row, mle_term
+from semioffline.policy import Policy
+from semioffline.scoring import Scorer
+from semioffline.types import Batch, Randomness, StepOutput, Term
+
+FILE = "value_head.safetensors"
+
+
+class Method(BaseMethod):
+    """L = L_MLE + rl_weight * L_RL + critic_weight * L_critic, with A_t = R(y) - V(x, y_<t), no gradient through A_t:
+
+    L_RL = -sum_t A_t log p(y_t | x, y_<t) / |y|**length_alpha, L_critic = mean over t of (V(x, y_<t) - R(y))**2.
+    Section 4.1 of the paper. The critic is a linear head on the policy's detached decoder states, before it sees y_t:
+    cheaper than the separate model of CodeRL, and it needs no data of its own. Rows are averaged; a sample without a
+    reward counts nothing.
+    """
+
+    needs_reward = True
+
+    def __init__(self, args: Any):
+        super().__init__(args)
+        self.value_head: nn.Linear | None = None
+
+    def prepare(self, policy: Policy, examples: Any) -> None:
+        self.value_head = policy.add_value_head()
+
+    def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
+        args = self.args
+        texts = sample_texts(policy, batch, args, randomness, 1)
+        scores = score.score_ids(texts, batch, 1)
+
+        target_row = mle_row(policy, batch, randomness, args.mle_mask_rate, args.mle_mask_share)
+        row = sampled_row(policy, batch, texts, args)
+        logits, values = policy.predict(batch.source, [target_row, row], with_values=True)
+        rows = rows_of(row)
+        advantage = (scores.rewards[rows, 0] - values[1]).nan_to_num(nan=0.0)  # (P,), 0 where there is no reward
+        critic = text_scores(advantage.square(), rows, len(batch)).sum()
+        weighted = advantage.detach() * sampled_log_p(policy, logits[1], row, args)
+        rl = -text_scores(weighted, rows, len(batch), args.length_alpha).sum()
+        means = text_scores(advantage.detach(), rows, len(batch))[:, None]
+        return StepOutput(
+            terms=[
+                mle_term(logits[0], batch, args.label_smoothing_factor),
+                Term("rl", rl, per="row", weight=args.rl_weight),
+                Term("critic", critic, per="row", weight=args.critic_weight),
+            ],
+            metrics=scores.metrics
+            | {"value": values[1].mean().item() if len(rows) else 0.0, "sample_length": mean_length(texts)},
+            completions=partial(log_rows, batch, scores, means) if args.log_completions else None,
+        )
+
+    def save(self, folder: Path) -> None:
+        if self.value_head is not None:
+            save_file({name: t.cpu().contiguous() for name, t in self.value_head.state_dict().items()}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        if self.value_head is None:
+            return
+        if not (folder / FILE).is_file():
+            raise UserError(f"{folder} has no {FILE}, so it was not saved by actor_critic: start without resuming")
+        with torch.no_grad():
+            self.value_head.load_state_dict(load_file(folder / FILE))

@@ -1,0 +1,96 @@
+"""GOLD: off-policy policy gradient on the ground truth, towards what the start model finds likely."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from semioffline.data import Collator
+from semioffline.errors import UserError
+from semioffline.losses import gold, reward_to_go, token_log_p
+from semioffline.methods import BaseMethod
+from semioffline.methods.ft import mle_row
+from semioffline.policy import Policy
+from semioffline.scoring import Scorer
+from semioffline.types import Batch, Randomness, Row, StepOutput, Term
+
+FILE = "gold_rewards.safetensors"
+
+
+class Method(BaseMethod):
+    """L = -sum_t max(p_t, gold_floor) * Q_t * log p_t over the ground truth, a mean over tokens.
+
+    Pang and He 2021. p_t is the policy's own probability of y_t, without gradient: it stands for the importance weight.
+    Q_t is the discounted reward now and over the gold_horizon next tokens; a token's reward is its probability q_t
+    under the frozen start model (GOLD-s, "often better" by its authors) or max(0, log q_t - gold_baseline) (GOLD-p).
+    After the end every token counts as certain (q = 1), as in the published code. Two departures: Q_t is a mean
+    instead of a sum over the horizon, so that the loss stays on the scale of MLE; and p_t is the policy of this step
+    instead of a copy some steps old. There is no MLE term and no label smoothing.
+    """
+
+    def __init__(self, args: Any):
+        super().__init__(args)
+        self.start_log_p: list[Tensor] = []
+        """For each example, the (T,) log-probabilities of its target under the start model."""
+
+    @torch.no_grad()
+    def prepare(self, policy: Policy, examples: Any) -> None:
+        self.start_log_p = []
+        size, collate = self.args.per_device_eval_batch_size, Collator(policy.pad_id)
+        training = policy.training
+        policy.eval()
+        try:
+            with policy.meter.paused():
+                starts = range(0, len(examples), size)
+                for start in tqdm(starts, desc="gold rewards", disable=self.args.disable_tqdm):
+                    rows = [examples[n] for n in range(start, min(start + size, len(examples)))]
+                    batch = collate(rows).to(policy.device)
+                    target = batch.target
+                    [logits] = policy.predict(batch.source, [Row(target.ids, target.keep_mask, target.keep_mask)])
+                    log_p = token_log_p(logits, target.ids[target.keep_mask]).cpu()
+                    self.start_log_p += log_p.split(target.lengths)
+        finally:
+            policy.train(training)
+
+    def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
+        row = mle_row(policy, batch, randomness)
+        row.purpose = "rl"  # the ground truth is the trajectory
+        [logits] = policy.predict(batch.source, [row])
+        log_p = token_log_p(logits, batch.target.ids[row.wanted])
+        returns = self._returns(batch)[row.wanted]
+        loss = gold(log_p, returns, self.args.gold_floor)
+        metrics = {"gold/probability": log_p.detach().exp().mean().item(), "gold/return": returns.mean().item()}
+        return StepOutput([Term("gold", loss, per="token")], metrics)
+
+    def _returns(self, batch: Batch) -> Tensor:
+        """(B, T) the reward-to-go of each token of the ground truth."""
+        args = self.args
+        if not self.start_log_p:
+            raise RuntimeError("gold has no rewards yet: call prepare(policy, examples) before training")
+        log_q = torch.zeros(batch.target.ids.shape)  # log 1 after the end
+        for b, example in enumerate(batch.index.tolist()):
+            known = self.start_log_p[example]
+            log_q[b, : len(known)] = known
+        if args.gold_reward == "s":
+            rewards, after_end = log_q.exp(), 1.0
+        else:
+            rewards, after_end = (log_q - args.gold_baseline).clamp(min=0.0), max(0.0, -args.gold_baseline)
+        return reward_to_go(rewards, args.gold_horizon, args.gold_discount, after_end).to(batch.index.device)
+
+    def save(self, folder: Path) -> None:
+        if self.start_log_p:
+            lengths = torch.tensor([len(t) for t in self.start_log_p])
+            save_file({"log_p": torch.cat(self.start_log_p), "lengths": lengths}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """The start model's numbers, not those of the model that this run happened to begin with."""
+        if not (folder / FILE).is_file():
+            raise UserError(f"{folder} has no {FILE}, so it was not saved by gold: start without resuming")
+        saved = load_file(folder / FILE)
+        lengths = saved["lengths"].tolist()
+        if self.start_log_p and lengths != [len(t) for t in self.start_log_p]:
+            raise UserError(f"{folder}/{FILE} belongs to other training data: resume with the same data and lengths")
+        self.start_log_p = list(saved["log_p"].split(lengths))

@@ -1,0 +1,95 @@
+"""Getting a Hugging Face model ready: loading, the mask token, adapters."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from semioffline.errors import UserError
+
+
+def load_model(name: str, tokenizer: PreTrainedTokenizerBase | None, dtype: Any) -> tuple[Any, PreTrainedTokenizerBase]:
+    """A hub name or a folder: a full model, or an adapter saved by this library."""
+    try:
+        if (Path(name) / "adapter_config.json").is_file():
+            return _load_adapter(name, tokenizer, dtype)
+        return _load_base(name, dtype), tokenizer or AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model '{name}': {str(error).strip().splitlines()[0]}") from error
+
+
+def _load_base(name: str, dtype: Any) -> Any:
+    config = AutoConfig.from_pretrained(name)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return auto.from_pretrained(name, dtype=dtype)
+
+
+def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokenizer's own mask token, or a new one whose embedding is that of a T5 sentinel or the mean embedding."""
+    new = tokenizer.mask_token_id is None
+    if new:
+        tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    mask_id = tokenizer.mask_token_id
+    rows_before = model.get_input_embeddings().weight.shape[0]
+    if mask_id >= rows_before:
+        _grow(model, len(tokenizer), multiple=64 if rows_before % 64 == 0 else 1)
+    if new:
+        sentinel = tokenizer.get_vocab().get("<extra_id_0>")
+        with torch.no_grad():
+            embedding = model.get_input_embeddings().weight
+            mean = embedding[:rows_before].float().mean(0).to(embedding.dtype)
+            embedding[mask_id] = mean if sentinel is None else embedding[sentinel]
+    return mask_id
+
+
+def _grow(model: Any, size: int, multiple: int) -> None:
+    """More rows in the embedding and the output head, each the mean of the old ones; an untied head stays untied."""
+    before = model.get_input_embeddings().weight.shape[0]
+    head = model.get_output_embeddings()
+    untied = None if head.weight is model.get_input_embeddings().weight else head.weight.detach().clone()
+    model.resize_token_embeddings(size, pad_to_multiple_of=multiple, mean_resizing=False)
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        embedding[before:] = embedding[:before].float().mean(0).to(embedding.dtype)
+        if untied is not None:
+            head = model.get_output_embeddings()
+            rest = untied.float().mean(0).to(untied.dtype).expand(len(embedding) - before, -1)
+            head.weight = nn.Parameter(torch.cat([untied, rest]))
+            name = next(name for name, module in model.named_modules() if module is head)
+            model.all_tied_weights_keys.pop(f"{name}.weight", None)
+
+
+def is_peft(model: nn.Module) -> bool:
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def add_adapter(model: Any, peft_config: Any, mask_id: int) -> nn.Module:
+    """Attach the adapter; the mask token's embedding row is trained and saved with it."""
+    from peft import get_peft_model
+
+    if hasattr(peft_config, "trainable_token_indices") and not peft_config.trainable_token_indices:
+        table = model.get_decoder().get_input_embeddings()
+        name = next(name for name, module in model.named_modules() if module is table)
+        peft_config = copy.deepcopy(peft_config)
+        peft_config.trainable_token_indices = {name: [mask_id]}
+    return get_peft_model(model, peft_config)
+
+
+def mask_row_trains(base: Any) -> bool:
+    table = base.get_decoder().get_input_embeddings()
+    return any(parameter.requires_grad for parameter in table.parameters())
+
+
+def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any]:
+    from peft import PeftConfig, PeftModel
+
+    base_name = PeftConfig.from_pretrained(name).base_model_name_or_path
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+    base = _load_base(base_name, dtype)
+    add_mask_token(base, tokenizer)
+    return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer

@@ -1,0 +1,93 @@
+"""BRIO: the ranking loss against a loop, fillers and ties, and that the ranking is learnt."""
+
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+
+from semioffline.data import Collator, Examples
+from semioffline.errors import UserError
+from semioffline.losses import ranking
+from semioffline.methods import load_method
+from semioffline.scoring import RewardSet, Scorer
+from semioffline.tasks import ads
+from semioffline.types import Randomness, Row
+
+NAN = math.nan
+
+
+def ranked(policy, rows, number=4):
+    """Rows whose candidates are the completions of other rows, rated by the clicks that they would get here."""
+    rows = rows.to_list()
+    for n, row in enumerate(rows):
+        row["candidates"] = [rows[(n + 7 * k) % len(rows)]["completion"] for k in range(number - n % 2)]
+        row["candidate_rewards"] = ads.click_rate(row["candidates"], [row["category"]] * len(row["candidates"]))
+    return Examples(Dataset.from_list(rows), policy, 40, 40, progress=False, with_candidates=True)
+
+
+def test_the_ranking_loss_by_hand():
+    """Margin 0.1. Row 0: only the pair (0, 2) is wrong, by -1 + 2 + 0.2. Row 1: a tie and a filler leave (0, 2)."""
+    scores = torch.tensor([[-2.0, -3.0, -1.0, -9.0], [-1.0, -0.5, -1.1, 0.0]])
+    rewards = torch.tensor([[3.0, 2.0, 1.0, 0.0], [2.0, 2.0, 1.0, NAN]])
+    row_0 = (-1 + 2 + 0.2) + (-1 + 3 + 0.1)
+    row_1 = max(0, -1.1 + 1.0 + 0.2) + max(0, -1.1 + 0.5 + 0.1)
+    assert ranking(scores, rewards, 0.1).item() == pytest.approx(row_0 + row_1)
+
+
+def test_equal_rewards_give_no_gradient():
+    scores = torch.randn(2, 3, requires_grad=True)
+    ranking(scores, torch.tensor([[1.0, 1.0, 1.0], [2.0, NAN, NAN]]), 0.1).backward()
+    assert not scores.grad.any()
+
+
+@pytest.mark.parametrize("kind", ["bart", "llama"])
+def test_the_loss_is_what_a_loop_over_pairs_gives(tiny_policy, tiny_data, settings, kind):
+    policy = tiny_policy(kind)
+    examples = ranked(policy, tiny_data)
+    batch = Collator(policy.pad_id)([examples[n] for n in range(3)])
+    args = settings(method="brio", length_alpha=0.6, ranking_margin=0.05)
+    output = load_method("brio", args).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
+    expected = 0.0
+    for b in range(3):
+        example, f = examples[b], []
+        source = batch.source.to("cpu")
+        source.ids, source.keep_mask = source.ids[b : b + 1], source.keep_mask[b : b + 1]
+        for candidate in example.candidates:
+            ids = torch.from_numpy(candidate.ids)[None].long()
+            keep = torch.ones_like(ids, dtype=torch.bool)
+            [logits] = policy.predict(source, [Row(ids, keep, keep)])
+            f.append(logits.log_softmax(1).gather(1, ids[0, :, None]).sum().item() / ids.shape[1] ** 0.6)
+        for i in range(len(f)):
+            for j in range(i + 1, len(f)):
+                if example.candidate_rewards[i] > example.candidate_rewards[j]:
+                    expected += max(0.0, f[j] - f[i] + (j - i) * 0.05)
+    found = {term.name: term for term in output.terms}
+    assert set(found) == {"mle", "ranking"}
+    assert found["ranking"].total.item() == pytest.approx(expected, rel=1e-4)
+    assert found["ranking"].weight == args.ranking_weight
+
+
+def test_it_costs_a_row_for_each_candidate(tiny_policy, tiny_data, settings):
+    policy = tiny_policy("bart")
+    examples = ranked(policy, tiny_data)
+    batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
+    load_method("brio", settings()).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
+    policy.meter.add_inputs(len(batch))
+    cost = policy.meter.per_input()
+    assert (cost["forward_passes"], cost["mle_rows"], cost["encoder_rows"], cost["calls"]) == (4, 1, 1, 1 / 4)
+
+
+def test_a_batch_without_candidates_is_refused(tiny_policy, tiny_batch, settings):
+    policy = tiny_policy("bart")
+    with pytest.raises(UserError, match="semioffline candidates"):
+        load_method("brio", settings()).step(
+            policy, tiny_batch(policy), Scorer(policy, RewardSet([])), Randomness(0, 0)
+        )
+
+
+def test_it_learns_the_ranking(learnt, ads_rows, settings, short_training):
+    examples = ranked(learnt, ads_rows.select(range(48)))
+    outputs = short_training(learnt, load_method("brio", settings()), examples, steps=30, lr=1e-3)
+    right = [output.metrics["pairs_right"] for output in outputs]
+    assert sum(right[-5:]) / 5 > sum(right[:5]) / 5 + 0.1

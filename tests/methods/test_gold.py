@@ -1,0 +1,110 @@
+"""GOLD: weights by a loop, the frozen start model, and what is saved of it."""
+
+import pytest
+import torch
+
+from semioffline.data import Collator, Examples
+from semioffline.errors import UserError
+from semioffline.losses import gold
+from semioffline.methods import load_method
+from semioffline.scoring import RewardSet, Scorer
+from semioffline.types import Randomness, Row
+
+
+def step(method, policy, batch):
+    return method.step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
+
+
+def prepared(policy, tiny_data, args):
+    examples = Examples(tiny_data, policy, 40, 40, progress=False)
+    method = load_method("gold", args)
+    method.prepare(policy, examples)
+    return method, examples
+
+
+def test_the_loss_by_hand_and_its_gradient():
+    """-max(p, 0.2) Q log p with p = 0.5 and 0.1; the gradient with respect to log p is -max(p, 0.2) Q."""
+    log_p = torch.tensor([0.5, 0.1]).log().requires_grad_()
+    loss = gold(log_p, torch.tensor([2.0, 3.0]), floor=0.2)
+    assert loss.item() == pytest.approx(-(0.5 * 2 * log_p[0] + 0.2 * 3 * log_p[1]).item())
+    loss.backward()
+    assert log_p.grad.tolist() == pytest.approx([-1.0, -0.6])
+
+
+@pytest.mark.parametrize("reward", ["s", "p"])
+@pytest.mark.parametrize("kind", ["bart", "llama"])
+def test_the_loss_by_a_loop_over_tokens(tiny_policy, tiny_data, settings, kind, reward):
+    """The policy has moved away from the start model since the rewards were taken."""
+    args = settings(
+        method="gold", gold_reward=reward, gold_horizon=2, gold_discount=0.5, gold_floor=0.05, gold_baseline=-4.0,
+        per_device_eval_batch_size=3,
+    )  # fmt: skip
+    start, policy = tiny_policy(kind), tiny_policy(kind, seed=1)
+    method, examples = prepared(start, tiny_data, args)
+    batch = Collator(policy.pad_id)([examples[n] for n in (5, 2)])
+    expected = 0.0
+    for b, lengths in enumerate(batch.target.lengths):
+        q, p = (
+            m.predict(batch.source, [Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)])[0]
+            .log_softmax(1)
+            .gather(1, batch.target.ids[batch.target.keep_mask][:, None])[:, 0]
+            .split(batch.target.lengths)[b]
+            .tolist()
+            for m in (start, policy)
+        )
+        q += [0.0, 0.0]  # certain after the end
+        rewards = [torch.tensor(v).exp().item() if reward == "s" else max(0.0, v + 4.0) for v in q]
+        for t in range(lengths):
+            to_go = (rewards[t] + 0.5 * rewards[t + 1] + 0.25 * rewards[t + 2]) / 1.75
+            expected -= max(0.05, torch.tensor(p[t]).exp().item()) * to_go * p[t]
+    output = step(method, policy, batch)
+    assert [term.name for term in output.terms] == ["gold"]
+    assert output.terms[0].per == "token"
+    assert output.terms[0].total.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_rewards_survive_a_resume(tiny_policy, tiny_data, settings, tmp_path):
+    method, examples = prepared(tiny_policy("bart"), tiny_data, settings())
+    method.save(tmp_path)
+    policy = tiny_policy("bart", seed=3)
+    resumed, _ = prepared(policy, tiny_data, settings())
+    batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
+    expected = step(method, policy, batch).terms[0].total
+    assert not torch.equal(step(resumed, policy, batch).terms[0].total, expected)
+    resumed.load(tmp_path)
+    assert torch.equal(step(resumed, policy, batch).terms[0].total, expected)
+    other, _ = prepared(policy, tiny_data.select(range(3)), settings())
+    with pytest.raises(UserError, match="other training data"):
+        other.load(tmp_path)
+    with pytest.raises(UserError, match=r"gold_rewards\.safetensors"):
+        other.load(tmp_path / "elsewhere")
+
+
+def test_it_costs_one_pass_and_preparing_is_not_counted(tiny_policy, tiny_data, settings):
+    policy = tiny_policy("bart")
+    method, examples = prepared(policy, tiny_data, settings())
+    step(method, policy, Collator(policy.pad_id)([examples[n] for n in range(4)]))
+    policy.meter.add_inputs(4)
+    cost = policy.meter.per_input()
+    assert (cost["forward_passes"], cost["calls"], cost["encoder_rows"]) == (1, 1 / 4, 1)
+
+
+def test_it_raises_the_probability_of_what_the_start_model_likes(learnt, ads_examples, settings, short_training):
+    """The gradient is that of sum_t Q_t p_t where p_t is above the floor: this mean must rise."""
+    method = load_method("gold", settings())
+    batch = Collator(learnt.pad_id)([ads_examples[n] for n in range(64)])
+    target = batch.target
+
+    def objective():
+        with torch.no_grad():
+            [logits] = learnt.predict(batch.source, [Row(target.ids, target.keep_mask, target.keep_mask)])
+            p = logits.softmax(1).gather(1, target.ids[target.keep_mask][:, None])[:, 0]
+            return (method._returns(batch)[target.keep_mask] * p).mean().item()
+
+    method.prepare(learnt, ads_examples)
+    before = objective()
+    kept = list(method.start_log_p)
+    method.prepare = lambda *args: None  # the rewards of the start model, for both measurements
+    short_training(learnt, method, ads_examples, steps=25, lr=1e-3)
+    assert method.start_log_p == kept
+    assert objective() > before + 0.01

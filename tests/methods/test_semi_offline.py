@@ -1,0 +1,445 @@
+"""The variants of semi-offline RL, one switch each."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from semioffline.errors import UserError
+from semioffline.methods.semi_offline import Method
+from semioffline.scoring import RewardSet, Scorer, Scores
+from semioffline.types import Randomness
+
+K = 6
+RANDOMNESS = Randomness(seed=0, step=3)
+KINDS = ["bart", "t5", "llama"]
+LAYOUTS = [("bart", True), ("t5_tied", True), ("llama", True), ("llama", False)]
+
+
+def other_token(ids):
+    """Another ordinary token for every id (the ordinary ones stand at 5 and above)."""
+    return (ids - 5 + 17) % 150 + 5
+
+
+def uneven(completions, **kwargs):
+    """A reward that differs from sample to sample."""
+    return [sum(map(ord, text)) % 7 / 7 for text in completions]
+
+
+class Watched:
+    """One step with everything that went by: rows and sources shown to the policy, the logits, the samples."""
+
+    def __init__(self, policy, batch, args, monkeypatch, method=None, randomness=RANDOMNESS):
+        self.calls, self.samples = [], None
+        score, forward = Scorer(policy, RewardSet(uneven)), policy.forward
+
+        def watch(source, rows, *more):
+            self.calls.append((source, rows, forward(source, rows, *more)))
+            return self.calls[-1][2]
+
+        def scorer(samples, batch):
+            self.samples = samples
+            return score(samples, batch)
+
+        before = policy.meter.counts.copy()
+        with monkeypatch.context() as patch:
+            patch.setattr(policy, "forward", watch)
+            self.output = (method or Method(args)).step(policy, batch, scorer, randomness)
+        self.cost = policy.meter.counts - before
+
+    @property
+    def rl_rows(self):
+        return [row for _, rows, _ in self.calls for row in rows if row.purpose == "rl"]
+
+    @property
+    def masked_logits(self):
+        _, rows, logits = self.calls[-1]
+        return torch.cat([z for row, z in zip(rows, logits, strict=True) if row.purpose == "rl"]).detach()
+
+
+@pytest.fixture
+def step(tiny_policy, tiny_batch, settings, monkeypatch):
+    """step(kind, share_prompt=True, **settings) -> policy, batch, what was watched."""
+
+    def run(kind="bart", share_prompt=True, **changes):
+        policy = tiny_policy(kind, share_prompt=share_prompt)
+        batch = tiny_batch(policy)
+        args = settings(**({"num_samples": K, "mask_rate": 0.5, "mle_mask_rate": 0.0} | changes))
+        return policy, batch, Watched(policy, batch, args, monkeypatch)
+
+    return run
+
+
+VARIANTS = [
+    {},
+    {"observation": "full"},
+    {"observation": "no_mask"},
+    {"observation": "no_mask", "mask_rate": 1.0},
+    {"observation": "noisy"},
+    {"observation": "all"},
+    {"observation": "pre"},
+    {"mask_pattern": "complementary"},
+    {"mask_pattern": "complementary", "observation": "full", "loss_scale": "sequence"},
+    {"mask_pattern": "suffix"},
+    {"mask_pattern": "span"},
+    {"mask_rate_end": 0.9, "max_steps": 10},
+    {"refresh_every": 2, "max_completion_length": 12},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda c: "-".join(map(str, c.values())) or "default")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_variant_makes_a_step(step, kind, changes):
+    """Finite losses, a gradient from the RL term alone, K complete samples a row, and K rows of the log."""
+    policy, batch, watched = step(kind, **changes)
+    mle, rl = watched.output.terms
+    assert torch.isfinite(mle.total)
+    assert torch.isfinite(rl.total)
+    policy.zero_grad()
+    rl.total.backward()
+    gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+    assert all(torch.isfinite(g).all() for g in gradients)
+    assert sum(g.abs().sum() for g in gradients) > 0
+    assert watched.samples.ids.shape[:2] == (len(batch), K)
+    assert policy.allowed[watched.samples.draws].all()
+    assert not (watched.samples.ids == policy.mask_id).any()
+    assert len(watched.output.completions()) == K * len(batch)
+
+
+@pytest.mark.parametrize("changes", [{"observation": "full"}, {"observation": "no_mask"}, {"refresh_every": 2}])
+def test_passes_without_gradient_leave_no_trace(tiny_policy, tiny_batch, settings, monkeypatch, changes):
+    """They switch dropout off, and on again, and take nothing from torch's generator."""
+    policy = tiny_policy("bart", config={"dropout": 0.1}).train()
+    args = settings(num_samples=K, max_completion_length=12, **changes)
+    state, seen = torch.get_rng_state(), []
+
+    def predict(source, rows):
+        assert all(module.training for module in policy.modules())
+        seen.append(torch.get_rng_state())
+        return policy(source, rows)
+
+    monkeypatch.setattr(policy, "predict", predict)  # the pass with gradient comes last
+    Method(args).step(policy, tiny_batch(policy), Scorer(policy, RewardSet(uneven)), RANDOMNESS)
+    assert len(seen) == 1
+    assert torch.equal(seen[0], state)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda c: "-".join(map(str, c.values())) or "default")
+def test_every_variant_raises_the_reward(tiny_policy, tiny_batch, settings, changes):
+    """The RL term alone, on one batch: the share of tokens with an even id, in the samples, goes up."""
+    policy = tiny_policy("bart")
+    batch = tiny_batch(policy)
+    method = Method(settings(**({"num_samples": 16, "mask_rate": 0.5, "log_completions": False} | changes)))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.02)
+    rewards = []
+
+    def score(samples, batch):
+        rewards.append((samples.draws % 2 == 0).float().mean().item())
+        even = (samples.ids % 2 == 0) & samples.keep_mask[:, None]
+        return Scores(even.sum(2) / samples.keep_mask.sum(1)[:, None], [], {})
+
+    for step in range(12):
+        with policy.through(policy):  # as in the trainer
+            output = method.step(policy, batch, score, Randomness(0, step))
+        optimizer.zero_grad()
+        output.terms[1].total.backward()
+        optimizer.step()
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1
+
+
+@pytest.mark.parametrize("mask_rate", [0.0, 1.0])
+@pytest.mark.parametrize("observation", ["masked", "full", "no_mask", "noisy", "all", "pre"])
+def test_the_edges_of_the_mask_rate(step, observation, mask_rate):
+    """p_m = 0 leaves the static target and a loss of zero; p_m = 1 decides every ordinary token."""
+    _, batch, watched = step(observation=observation, mask_rate=mask_rate)
+    assert watched.output.metrics["mask_rate"] == mask_rate
+    assert len(watched.samples.draws) == (batch.static.ordinary.sum() if mask_rate else 0)
+    if mask_rate == 0:
+        assert torch.equal(watched.samples.ids, batch.static.ids[:, None].expand_as(watched.samples.ids))
+        assert watched.output.terms[1].total.item() == 0
+    else:
+        assert torch.isfinite(watched.output.terms[1].total)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, 1),
+        ({"observation": "no_mask"}, 2),
+        ({"observation": "noisy"}, 1),
+        ({"observation": "all"}, 1),
+        ({"observation": "pre"}, 1),
+        ({"mask_pattern": "complementary"}, 2),
+        ({"mask_pattern": "span"}, 1),
+    ],
+)
+def test_what_a_variant_costs(step, changes, passes):
+    """FP, counted by the meter: one, two for scheduled sampling and for two masks."""
+    _, batch, watched = step(**changes)
+    assert watched.cost["rl_rows"] == passes * len(batch)
+    assert watched.cost["mle_rows"] == len(batch)
+    assert watched.cost["grad_rows"] == 0
+
+
+# ---- what is shown ----
+
+
+@pytest.mark.parametrize("mask_rate", [0.5, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_masks_the_mask_token_is_never_shown(step, kind, mask_rate):
+    """-Mask: pass one sees the static target, pass two that target with the model's own predictions in it."""
+    policy, batch, watched = step(kind, observation="no_mask", mask_rate=mask_rate)
+    first, second = watched.rl_rows
+    assert torch.equal(first.ids, batch.static.ids)
+    assert not (second.ids == policy.mask_id).any()
+    assert torch.equal(second.ids[~second.wanted], batch.static.ids[~second.wanted])
+    assert policy.allowed[second.ids[second.wanted]].all()
+    assert (second.ids != first.ids).any()
+    assert torch.equal(first.wanted, second.wanted)
+
+
+def test_predictions_follow_the_distribution_of_the_first_pass(step):
+    """At a temperature near 0 the prediction shown at t is the likeliest token after the static tokens before t."""
+    policy, _, watched = step(observation="no_mask", temperature=1e-4)
+    logits = watched.calls[0][2][0].masked_fill(~policy.allowed, -torch.inf)
+    shown = watched.rl_rows[1]
+    assert torch.equal(shown.ids[shown.wanted], logits.argmax(1))
+
+
+def test_a_noisy_mask_shows_part_of_the_tokens_that_are_replaced(step):
+    policy, batch, watched = step(observation="noisy", noise_rate=0.5, mask_rate=1.0)
+    [row] = watched.rl_rows
+    masked = row.ids[row.wanted] == policy.mask_id
+    assert 0.2 < masked.float().mean() < 0.8
+    assert torch.equal(row.ids[row.wanted][~masked], batch.static.ids[row.wanted][~masked])
+    assert len(watched.samples.draws) == row.wanted.sum() == batch.static.ordinary.sum()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_appends_the_static_target_to_the_source_of_the_masked_row_only(step, kind):
+    policy, batch, watched = step(kind, observation="all")
+    (plain, [target], _), (source, [masked], _) = watched.calls
+    assert (target.purpose, masked.purpose) == ("mle", "rl")
+    assert plain is batch.source
+    for b in range(len(batch)):
+        whole = source.ids[b][source.keep_mask[b]].tolist()
+        own = batch.source.ids[b][batch.source.keep_mask[b]].tolist()
+        static = batch.static.ids[b][batch.static.keep_mask[b]].tolist()
+        separator = [] if own[-1] == policy.tokenizer.eos_token_id else [policy.tokenizer.eos_token_id]
+        assert whole == own + separator + static
+
+
+def test_all_says_so_when_the_target_does_not_fit_behind_the_source(tiny_policy, tiny_batch, settings):
+    policy = tiny_policy("bart", config={"max_position_embeddings": 28})
+    args = settings(num_samples=K, observation="all")
+    with pytest.raises(UserError, match=r"28 positions.*max_prompt_length"):
+        Method(args).step(policy, tiny_batch(policy), Scorer(policy, RewardSet(uneven)), RANDOMNESS)
+
+
+@pytest.mark.parametrize("observation", ["masked", "pre"])
+@pytest.mark.parametrize(("kind", "share_prompt"), LAYOUTS)
+def test_pre_sees_the_hidden_tokens_before_it_and_masked_sees_none(
+    tiny_policy, tiny_batch, settings, monkeypatch, kind, share_prompt, observation
+):
+    """Changing the token at a hidden position s: +PRE moves the logits at the hidden positions after s, and only
+    those; the paper's observation moves nothing. The target's row stays as it is in both."""
+    policy = tiny_policy(kind, share_prompt=share_prompt)
+    batch = tiny_batch(policy)
+    args = settings(num_samples=2, mask_rate=0.5, observation=observation)
+    first = Watched(policy, batch, args, monkeypatch)
+    hidden = first.rl_rows[0].wanted
+    row = int(hidden.sum(1).argmax())
+    place = hidden[row].nonzero()[0, 0]
+    ids = batch.static.ids.clone()
+    ids[row, place] = other_token(ids[row, place])
+    second = Watched(policy, replace(batch, static=replace(batch.static, ids=ids)), args, monkeypatch)
+    assert torch.equal(first.calls[-1][2][0], second.calls[-1][2][0])
+    rows, positions = hidden.nonzero(as_tuple=True)
+    after = (rows == row) & (positions > place)
+    moved = (first.masked_logits - second.masked_logits).abs().amax(1)
+    assert after.any()
+    assert (moved[~after] == 0).all()
+    assert ((moved[after] > 1e-4) if observation == "pre" else (moved[after] == 0)).all()
+
+
+@pytest.mark.parametrize(("kind", "share_prompt"), [*LAYOUTS, ("bart_scaled", True)])
+def test_pre_adds_the_tokens_embedding_to_that_of_the_mask(
+    tiny_policy, tiny_batch, settings, monkeypatch, kind, share_prompt
+):
+    """Embedding([M]) becomes Embedding([M]) + Embedding(y_t): the same logits as from a table whose row [M] is that
+    sum, which one hidden token for all (here: one word in place of every hidden one) makes possible."""
+    config = {"scale_embedding": kind == "bart_scaled"} if kind.startswith("bart") else {}
+    policy = tiny_policy(kind.removesuffix("_scaled"), share_prompt=share_prompt, config=config)
+    batch = tiny_batch(policy)
+    ids = torch.where(batch.static.ordinary, 50, batch.static.ids)
+    batch = replace(batch, static=replace(batch.static, ids=ids))
+    found = Watched(policy, batch, settings(num_samples=2, mask_rate=0.5, observation="pre"), monkeypatch)
+    table = policy.base.get_decoder().get_input_embeddings().weight
+    head = policy.base.get_output_embeddings().weight
+    with torch.no_grad():
+        table[policy.mask_id] += table[50]
+    expected = Watched(policy, batch, settings(num_samples=2, mask_rate=0.5), monkeypatch)
+    same = slice(None) if head is not table else [v for v in range(len(head)) if v != policy.mask_id]
+    torch.testing.assert_close(found.masked_logits[:, same], expected.masked_logits[:, same], rtol=1e-4, atol=1e-4)
+
+
+# ---- masks ----
+
+
+def test_complementary_masks_share_the_forward_and_the_samples(step):
+    """Two masked rows beside the target in one call; K/2 samples for each, and together they decide everything."""
+    _, batch, watched = step(mask_pattern="complementary")
+    assert watched.cost["calls"] == 1
+    first, second = watched.rl_rows
+    assert torch.equal(first.wanted.int() + second.wanted.int(), batch.static.ordinary.int())
+    changed = watched.samples.ids != batch.static.ids[:, None]
+    assert not changed[:, : K // 2].any(1)[second.wanted].any()
+    assert not changed[:, K // 2 :].any(1)[first.wanted].any()
+    assert len(watched.samples.draws) == batch.static.ordinary.sum()
+    shown = {row["masked_target"] for row in watched.output.completions()[: K // 2]}
+    others = {row["masked_target"] for row in watched.output.completions()[K // 2 : K]}
+    assert len(shown) == len(others) == 1
+    assert shown != others
+
+
+@pytest.mark.parametrize("loss_scale", ["token", "sequence"])
+def test_the_loss_of_complementary_masks_is_the_formula(tiny_policy, tiny_batch, settings, monkeypatch, loss_scale):
+    """sum_k -(w_k) (R_k - b_half) sum_{t in M(k)} log p(a_t^k): w is 1/K of all K samples (sequence) or 1/|M(k)|."""
+    policy = tiny_policy("bart")
+    batch = tiny_batch(policy)
+    args = settings(num_samples=K, mask_rate=0.5, mask_pattern="complementary", loss_scale=loss_scale)
+    watched = Watched(policy, batch, args, monkeypatch)
+    rewards = torch.tensor([row["reward"] for row in watched.output.completions()]).view(len(batch), 2, K // 2)
+    advantage = rewards - rewards.mean(2, keepdim=True)
+    _, rows, logits = watched.calls[0]
+    expected = 0.0
+    for half in range(2):
+        hidden = rows[1 + half].wanted
+        log_p = logits[1 + half].masked_fill(~policy.allowed, -torch.inf).log_softmax(1)
+        at, positions = hidden.nonzero(as_tuple=True)
+        for m, (b, t) in enumerate(zip(at.tolist(), positions.tolist(), strict=True)):
+            for k in range(K // 2):
+                token = watched.samples.ids[b, half * (K // 2) + k, t]
+                weight = 1 / K if loss_scale == "sequence" else 1 / hidden[b].sum().item()
+                expected -= (weight * advantage[b, half, k] * log_p[m, token]).item()
+    assert watched.output.terms[1].total.item() == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_the_mask_rate_follows_its_schedule(settings):
+    method = Method(settings(mask_rate=0.2, mask_rate_end=0.8, max_steps=4))
+    assert [method.mask_rate(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert Method(settings(mask_rate=0.2)).mask_rate(100) == 0.2
+
+
+def test_without_max_steps_the_schedule_counts_the_steps_of_all_epochs(settings):
+    args = settings(
+        mask_rate=0.0,
+        mask_rate_end=1.0,
+        num_train_epochs=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+    )
+    method = Method(args)
+    with pytest.raises(UserError, match="max_steps"):
+        method.mask_rate(0)
+    method.prepare(None, range(21))  # 6 batches, 3 steps an epoch
+    assert method.total_steps == 9
+    assert method.mask_rate(8) == 1.0
+
+
+@pytest.mark.parametrize("pattern", ["complementary", "suffix", "span"])
+def test_a_row_is_treated_alike_in_every_batch(tiny_policy, tiny_batch, settings, monkeypatch, pattern):
+    """Masks and draws are keyed by the example: alone (without padding) it gets the samples that it gets in a batch."""
+    policy = tiny_policy("bart", dtype=torch.float64)
+    args = settings(num_samples=K, mask_rate=0.5, mask_pattern=pattern, observation="no_mask")
+    together = Watched(policy, tiny_batch(policy, 4), args, monkeypatch).samples
+    alone = Watched(policy, tiny_batch(policy, 1), args, monkeypatch).samples
+    length = int(alone.keep_mask.sum())
+    assert torch.equal(alone.ids[0, :, :length], together.ids[0, :, :length])
+
+
+# ---- fresh static targets ----
+
+
+def fresh_step(policy, batch, method, step):
+    method.step(policy, batch, Scorer(policy, RewardSet(uneven)), Randomness(0, step))
+    return method
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_nth_step_the_static_targets_become_the_policys_own(tiny_policy, tiny_batch, settings, monkeypatch, kind):
+    policy = tiny_policy(kind)
+    batch = tiny_batch(policy)
+    args = settings(num_samples=K, refresh_every=3, max_completion_length=12, mask_rate=0.0)
+    method = Method(args)
+    steps = [Watched(policy, batch, args, monkeypatch, method, Randomness(0, n)) for n in range(4)]
+    length = batch.static.ids.shape[1]
+    for before in steps[:2]:
+        assert torch.equal(before.samples.ids[:, 0, :length], batch.static.ids)
+        assert before.cost["rl_rows"] == len(batch)
+    fresh = steps[2].samples
+    assert set(method.fresh.texts) == set(batch.index.tolist())
+    for b, example in enumerate(batch.index.tolist()):
+        ids, words = method.fresh.texts[example]
+        assert fresh.ids[b, 0][fresh.keep_mask[b]].tolist() == ids
+        assert ids[-1] == policy.tokenizer.eos_token_id
+        assert len(ids) == len(words) <= 12
+        assert words[-1] == -1
+        assert max(words) >= 0
+        assert ids != batch.static.ids[b][batch.static.keep_mask[b]].tolist()
+    assert steps[2].cost["rl_rows"] > len(batch)  # generating them is counted
+    assert torch.equal(steps[3].samples.ids, fresh.ids)  # and they are used from then on
+    assert steps[3].cost["rl_rows"] == len(batch)
+
+
+def test_a_fresh_target_depends_on_its_own_example_and_step_only(tiny_policy, tiny_batch, settings):
+    policy = tiny_policy("bart")
+    args = settings(num_samples=K, refresh_every=1, max_completion_length=12)
+    whole, alone, later = Method(args), Method(args), Method(args)
+    fresh_step(policy, tiny_batch(policy, 4), whole, 0)
+    torch.rand(7)
+    fresh_step(policy, tiny_batch(policy, 1), alone, 0)
+    fresh_step(policy, tiny_batch(policy, 1), later, 1)
+    [(example, text)] = alone.fresh.texts.items()
+    assert whole.fresh.texts[example] == text
+    assert later.fresh.texts[example] != text
+    assert len({tuple(ids) for ids, _ in whole.fresh.texts.values()}) == 4
+
+
+def test_fresh_targets_are_exact_after_save_and_load(tiny_policy, tiny_batch, settings, monkeypatch, tmp_path):
+    policy = tiny_policy("llama")
+    batch = tiny_batch(policy)
+    args = settings(num_samples=K, refresh_every=2, max_completion_length=12)
+    method = fresh_step(policy, batch, Method(args), 1)
+    method.save(tmp_path)
+    resumed = Method(args)
+    resumed.load(tmp_path)
+    assert resumed.fresh.texts == method.fresh.texts
+    assert len(resumed.fresh.texts) == 4
+    results = [Watched(policy, batch, args, monkeypatch, m, Randomness(0, 2)) for m in (method, resumed)]
+    assert torch.equal(results[0].samples.ids, results[1].samples.ids)
+    assert results[0].output.terms[1].total == results[1].output.terms[1].total
+
+
+def test_only_a_method_that_refreshes_writes_into_the_checkpoint(settings, tmp_path):
+    Method(settings()).save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    method = Method(settings(refresh_every=1))
+    method.load(tmp_path)
+    assert method.fresh.texts == {}
+
+
+# ---- settings ----
+
+
+def test_all_problems_of_the_variants_are_told_at_once(settings):
+    wrong = {"observation": "sideways", "mask_pattern": "complementary", "num_samples": 5, "noise_rate": 2.0}
+    wrong |= {"mask_span": 0.5, "mask_rate_end": -0.1, "refresh_every": -1}
+    with pytest.raises(UserError) as caught:
+        settings(**wrong)
+    message = str(caught.value)
+    for part in ("observation='sideways'", "num_samples=5", "noise_rate=2.0", "mask_span=0.5", "mask_rate_end=-0.1"):
+        assert part in message
+    assert "refresh_every=-1" in message
+    with pytest.raises(UserError, match="random, complementary, suffix, span"):
+        settings(mask_pattern="stripes")
