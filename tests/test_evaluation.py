@@ -121,7 +121,7 @@ def test_metrics_see_prompts_references_and_columns() -> None:
 
     policy = build_policy()
     rows = [example.columns for example in build_examples(policy, 3).examples]
-    values = score(["x", "yy", "zzz"], rows, RewardSet([look]))
+    values = score(["x", "yy", "zzz"], rows, RewardSet([look]), [[1], [2], [3]])
     assert values == {"look": [1.0, 2.0, 3.0]}
     assert seen["prompts"] == [row["prompt"] for row in rows]
     assert seen["references"] == [[row["completion"]] for row in rows]

@@ -71,7 +71,9 @@ class SemiOfflineConfig(TrainingArguments):
     max_completion_length: int | None = _field(
         None, "Longest target in tokens; 128, or what the model's positions allow."
     )
-    truncation_side: str = _field("right", "Which end of a long prompt is cut off: left | right.")
+    truncation_side: str | None = _field(
+        None, "Which end of a long prompt is cut off: left | right; left for decoder-only models, right for others."
+    )
     # Model
     disable_dropout: bool = _field(False, "Set every dropout probability to 0.")
     share_prompt: bool = _field(True, "Decoder-only: compute the prompt once for both rows.")
@@ -88,6 +90,7 @@ class SemiOfflineConfig(TrainingArguments):
     log_completions: bool = _field(True, "Write sampled completions to completions/step-*.parquet at every log.")
     num_completions_to_print: int = _field(0, "Print so many sampled completions at every log.")
     # Transformers' own, with other defaults
+    logging_steps: float = _field(10, "Log every so many steps.")
     remove_unused_columns: bool = _field(False, "Rewards may need any column, so none is removed.")
     ddp_find_unused_parameters: bool | None = _field(False, "Every parameter is used in every step.")
 
@@ -127,12 +130,20 @@ class SemiOfflineConfig(TrainingArguments):
         for name in ("gold_floor", "gold_discount"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
+        if self.learning_rate < 0:
+            problems.append(f"learning_rate={self.learning_rate} must not be negative")
+        if self.per_device_train_batch_size < 1 or self.per_device_eval_batch_size < 1:
+            problems.append("per_device_train_batch_size and per_device_eval_batch_size must be at least 1")
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
+            if getattr(self, name) not in (*allowed, None):
                 problems.append(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
         for name in ("max_prompt_length", "max_completion_length"):
             if getattr(self, name) is not None and getattr(self, name) < 2:
                 problems.append(f"{name}={getattr(self, name)} must be at least 2")
+        try:
+            self.decoding(max(self.min_new_tokens, 2))
+        except UserError as error:
+            problems.append(str(error))
         return problems
 
     def _variant_problems(self) -> list[str]:

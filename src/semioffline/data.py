@@ -70,20 +70,21 @@ class Examples(torch.utils.data.Dataset):
         policy: Policy,
         max_prompt_length: int,
         max_completion_length: int,
-        truncation_side: str = "left",
+        truncation_side: str | None = None,
         static_target: str = "ground_truth",
         progress: bool = True,
         with_candidates: bool = False,
     ):
         check_columns(dataset, static_target, with_candidates)
         self.with_candidates = with_candidates
+        side = truncation_side or ("right" if policy.is_encoder_decoder else "left")
         self.examples: list[Example] = []
         self.truncation = Truncation(of=len(dataset))
         size = 1000
         for start in tqdm(range(0, len(dataset), size), desc="tokenise", disable=not progress or len(dataset) <= size):
             rows = dataset[start : start + size]
             self.examples += self._tokenise(
-                rows, start, policy, max_prompt_length, max_completion_length, truncation_side, static_target
+                rows, start, policy, max_prompt_length, max_completion_length, side, static_target
             )
         if self.truncation.prompts or self.truncation.completions or self.truncation.candidates:
             logger.warning("%s", self.truncation)

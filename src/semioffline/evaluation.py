@@ -71,31 +71,39 @@ def paired_p_value(values: Sequence[float], others: Sequence[float], resamples: 
     return float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
 
 
-def generate(
+def generate(*args: Any, **kwargs: Any) -> list[str]:
+    """One text for each example of `part`, in order: see `generate_ids`."""
+    policy: Policy = args[0]
+    return policy.decode(generate_ids(*args, **kwargs))
+
+
+def generate_ids(
     policy: Policy,
     examples: Examples,
     decoding: Decoding,
     batch_size: int = 32,
     progress: bool = True,
     part: slice = slice(None),
-) -> list[str]:
-    """One output for each example of `part`, in order. Long sources are decoded together, so that padding is low."""
+) -> list[list[int]]:
+    """Tokens of one output for each example of `part`, in order. Long sources go together, so that padding is low."""
     numbers = list(range(len(examples)))[part]
     by_length = sorted(numbers, key=lambda n: -len(examples[n].source.ids))
     collate = Collator(policy.pad_id)
-    texts: dict[int, str] = {}
+    outputs: dict[int, list[int]] = {}
     starts = range(0, len(by_length), batch_size)
     for start in tqdm(starts, desc="generate", disable=not progress, leave=False):
         chosen = by_length[start : start + batch_size]
         batch = collate([examples[n] for n in chosen]).to(policy.device)
-        texts.update(zip(chosen, policy.decode(policy.generate(batch.source, decoding)), strict=True))
-    return [texts[n] for n in numbers]
+        outputs.update(zip(chosen, policy.generate(batch.source, decoding), strict=True))
+    return [outputs[n] for n in numbers]
 
 
-def score(predictions: list[str], rows: list[dict[str, Any]], metrics: RewardSet) -> dict[str, list[float]]:
+def score(
+    predictions: list[str], rows: list[dict[str, Any]], metrics: RewardSet, ids: list[list[int]]
+) -> dict[str, list[float]]:
     """metric -> one value for each prediction. A metric is a reward that is only looked at."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return metrics(reward_columns(columns, predictions, [[] for _ in predictions]))[1]
+    return metrics(reward_columns(columns, predictions, ids))[1]
 
 
 def evaluate(
@@ -108,14 +116,16 @@ def evaluate(
 ) -> Evaluation:
     """Decode every example and measure `metrics` and the surface of the outputs."""
     with policy.meter.paused():
-        predictions = generate(policy, examples, decoding, batch_size, progress)
-    return measure(predictions, examples, metrics, decoding)
+        ids = generate_ids(policy, examples, decoding, batch_size, progress)
+    return measure(policy.decode(ids), examples, metrics, decoding, ids)
 
 
-def measure(predictions: list[str], examples: Examples, metrics: Sequence[Any], decoding: Decoding) -> Evaluation:
+def measure(
+    predictions: list[str], examples: Examples, metrics: Sequence[Any], decoding: Decoding, ids: list[list[int]]
+) -> Evaluation:
     named = [m for m in metrics if m not in SURFACE]
     reward_set = RewardSet([*named, *SURFACE])
-    values = score(predictions, [e.columns for e in examples.examples], reward_set)
+    values = score(predictions, [e.columns for e in examples.examples], reward_set, ids)
     tail = f"|dec:{decoding.signature()}"
     signatures = {name: getattr(f, "signature", name) + tail for name, f in reward_set.functions.items()}
     return Evaluation(predictions, values, signatures)

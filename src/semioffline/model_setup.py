@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -19,14 +20,38 @@ def load_model(name: str, tokenizer: PreTrainedTokenizerBase | None, dtype: Any)
         if (Path(name) / "adapter_config.json").is_file():
             return _load_adapter(name, tokenizer, dtype)
         return _load_base(name, dtype), tokenizer or AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"cannot load the model '{name}': {str(error).strip().splitlines()[0]}") from error
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "the tokenizer has no EOS token, so no output could ever end: set tokenizer.eos_token before training"
+        )
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError("the tokenizer knows special tokens only: are its files missing in the model's folder?")
 
 
 def _load_base(name: str, dtype: Any) -> Any:
     config = AutoConfig.from_pretrained(name)
+    if not config.is_encoder_decoder and getattr(config, "is_decoder", None) is False and _reads_both_ways(config):
+        raise UserError(f"the model '{name}' ({config.model_type}) reads text in both directions: it cannot generate")
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     return auto.from_pretrained(name, dtype=dtype)
+
+
+def _reads_both_ways(config: Any) -> bool:
+    return config.model_type in (
+        "bert",
+        "roberta",
+        "electra",
+        "camembert",
+        "xlm-roberta",
+        "roformer",
+        "ernie",
+        "megatron-bert",
+    )
 
 
 def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -17,9 +18,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from semioffline.cost import Meter
 from semioffline.decoding import Decoding
-from semioffline.errors import UserError
 from semioffline.layout import block_mask, pack
-from semioffline.model_setup import add_adapter, add_mask_token, is_peft, load_model, mask_row_trains
+from semioffline.model_setup import add_adapter, add_mask_token, check_tokenizer, is_peft, load_model, mask_row_trains
 from semioffline.types import Row, Text
 
 logger = logging.getLogger(__name__)
@@ -55,10 +55,7 @@ class Policy(nn.Module):
     ):
         super().__init__()
         self.tokenizer = tokenizer
-        if tokenizer.eos_token_id is None:
-            raise UserError(
-                "the tokenizer has no EOS token, so no output could ever end: set tokenizer.eos_token before training"
-            )
+        check_tokenizer(tokenizer)
         base = model.get_base_model() if is_peft(model) else model
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
         self.mask_id = add_mask_token(base, tokenizer)
@@ -112,8 +109,8 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
-        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs)
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        self.base.gradient_checkpointing_enable(*args, **kwargs)
         if is_peft(self.model):
             self.base.enable_input_require_grads()
 
@@ -194,6 +191,10 @@ class Policy(nn.Module):
         if not self.tokenizer.is_fast:
             return [-1 if token in special else i for i, token in enumerate(ids)]
         words = out.word_ids(number)
+        if len({word for word in words if word is not None}) == 1:  # a pre-tokenizer that does not split at spaces
+            tokens = self.tokenizer.convert_ids_to_tokens(ids)
+            starts = [i == 0 or str(token).startswith(("▁", "Ġ", " ")) for i, token in enumerate(tokens)]
+            words = [None if word is None else number for word, number in zip(words, accumulate(starts), strict=True)]
         return [-1 if word is None or token in special else word for word, token in zip(words, ids, strict=True)]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
@@ -369,8 +370,10 @@ def _takes_block_mask(model: Any) -> bool:
     full = (
         all(kind == "full_attention" for kind in layers) if layers else getattr(config, "sliding_window", None) is None
     )
+    local = ("attention_types", "alibi", "attention_chunk_size")  # GPT-Neo, Falcon and Llama 4 attend in other ways
+    plain = full and not any(getattr(config, name, None) for name in local)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    return full and takes_positions and config._attn_implementation in ("sdpa", "eager")
+    return plain and takes_positions and config._attn_implementation in ("sdpa", "eager")
 
 
 def _widen(tensor: Tensor, length: int, value: Any) -> Tensor:

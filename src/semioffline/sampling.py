@@ -40,7 +40,10 @@ def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
     ids = torch.searchsorted(cumulative, torch.minimum(uniforms.to(z.device) * total, below_total), right=True)
-    return ids, entropy
+    ids = ids.clamp(max=z.shape[1] - 1)  # NaN logits: let the loss be NaN, which is reported with step and rows
+    # a parallel sum may round up at a token without probability: such a hair's breadth goes to the likeliest token
+    impossible = probabilities.gather(1, ids) == 0
+    return torch.where(impossible, probabilities.argmax(1, keepdim=True), ids), entropy
 
 
 def draw_uniforms(

@@ -68,16 +68,25 @@ class RewardSet:
         return {name: results[name] for name in self.functions}
 
 
+_LOOP: list[asyncio.AbstractEventLoop] = []
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One loop in a thread of its own for the whole run: it works inside a notebook's loop too, and what a reward keeps
+    between steps (semaphores, HTTP clients) stays valid."""
+    if not _LOOP:
+        _LOOP.append(asyncio.new_event_loop())
+        threading.Thread(target=_LOOP[0].run_forever, daemon=True).start()
+    return _LOOP[0]
+
+
 def _await_all(waiting: dict[str, Any]) -> dict[str, Any]:
-    """Run coroutines at the same time, in a thread of their own: it works inside a notebook's event loop too."""
-    out: list[Any] = []
+    """Run coroutines at the same time."""
 
     async def gather() -> list[Any]:
         return await asyncio.gather(*waiting.values(), return_exceptions=True)
 
-    thread = threading.Thread(target=lambda: out.extend(asyncio.run(gather())))
-    thread.start()
-    thread.join()
+    out = asyncio.run_coroutine_threadsafe(gather(), _event_loop()).result()
     for name, value in zip(waiting, out, strict=True):
         if isinstance(value, BaseException):
             raise RewardError(f"the reward function '{name}' raised {type(value).__name__}: {value}") from value

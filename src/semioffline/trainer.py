@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples
 from semioffline.errors import UserError, unknown
-from semioffline.evaluation import SURFACE, Evaluation, generate, measure
+from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
 from semioffline.methods import BaseMethod, load_method
 from semioffline.policy import Policy
 from semioffline.scoring import RewardSet, Scorer
@@ -61,6 +62,7 @@ class SemiOfflineTrainer(Trainer):
     ):
         args = SemiOfflineConfig(output_dir="semioffline-output") if args is None else args
         self.method = load_method(args.method, args) if method is None else method
+        set_seed(args.seed)  # an adapter's weights are drawn when it is added
         self.policy = _as_policy(model, processing_class, peft_config, args.share_prompt)
         if args.disable_dropout:
             disable_dropout(self.policy)
@@ -68,6 +70,8 @@ class SemiOfflineTrainer(Trainer):
             raise UserError(
                 f"{args.n_gpu} GPUs in one process: start with `accelerate launch`, or set CUDA_VISIBLE_DEVICES=0"
             )
+        if eval_dataset is None and args.eval_strategy != "no":
+            raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         super().__init__(
             model=self.policy,
@@ -95,6 +99,8 @@ class SemiOfflineTrainer(Trainer):
     def _check_metrics(self) -> None:
         """A metric that does not exist is told now, not at the first evaluation."""
         RewardSet(self.args.eval_metrics)
+        if self.args.metric_for_best_model == "reward" and not self.reward_set.functions and self.args.eval_metrics:
+            self.args.metric_for_best_model = self.args.eval_metrics[0]
         best = self.args.metric_for_best_model
         if best is None or self.eval_dataset is None or isinstance(self.eval_dataset, dict):
             return
@@ -114,8 +120,15 @@ class SemiOfflineTrainer(Trainer):
         args = self.args if args is None else args
         if dataset is None or isinstance(dataset, Examples):
             return dataset
+        if isinstance(dataset, list):
+            from datasets import Dataset
+
+            dataset = Dataset.from_list(dataset)
         if isinstance(dataset, dict):
             return {name: self.prepare(part, args, static_target, with_candidates) for name, part in dataset.items()}
+        if not hasattr(dataset, "column_names") or not hasattr(dataset, "__len__"):
+            kind = type(dataset).__name__
+            raise UserError(f"a dataset must be a datasets.Dataset, a list of rows, or a dict of these, not {kind}")
         return Examples(
             dataset,
             self.policy,
@@ -180,6 +193,14 @@ class SemiOfflineTrainer(Trainer):
         """Transformers estimates it from input_ids; the meter counts what was really run instead."""
         return 0
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        examples = (train_dataset or self.train_dataset).examples
+        lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
+        together = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGroupedSampler(together, lengths=lengths, generator=torch.Generator().manual_seed(self.args.seed))
+
     # ---- log ----
 
     def _note(self, output: StepOutput) -> None:
@@ -235,14 +256,15 @@ class SemiOfflineTrainer(Trainer):
         decoding = self.args.decoding(self.limits[1])
         part = slice(rank, None, world)
         with self.policy.meter.paused(), self.accelerator.autocast():
-            texts = generate(
+            ids = generate_ids(
                 self.policy, examples, decoding, self.args.per_device_eval_batch_size, not self.args.disable_tqdm, part
             )
         if world > 1:
-            shares = gather_object([texts])
-            texts = [shares[n % world][n // world] for n in range(len(examples))]
+            shares = gather_object([ids])
+            ids = [shares[n % world][n // world] for n in range(len(examples))]
         metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
-        return measure(texts, examples, [*self.reward_set.functions.values(), *metrics], decoding)
+        every = [*self.reward_set.functions.values(), *metrics]
+        return measure(self.policy.decode(ids), examples, every, decoding, ids)
 
     # ---- checkpoints ----
 
@@ -364,18 +386,24 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def _longest(most: int | None, usual: int, other: int | None) -> int:
+    """The usual length, less where the model's positions (minus what the other part takes) allow less."""
+    return usual if most is None else max(2, min(usual, most - (other or 0)))
+
+
 def text_limits(policy: Policy, args: SemiOfflineConfig) -> tuple[int, int]:
     """(prompt, completion) lengths in tokens: the settings, or 512 and 128 where the model's positions allow."""
-    most = policy.max_positions()
-    prompt = args.max_prompt_length or min(512, most or 512)
-    completion = args.max_completion_length or min(128, most or 128)
-    used = max(prompt, completion) if policy.is_encoder_decoder else prompt + completion
-    if most is not None and used > most:
-        if args.max_prompt_length or args.max_completion_length:
-            raise UserError(
-                f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
-            )
-        prompt, completion = most * 3 // 4, most // 4
+    most, one = policy.max_positions(), policy.is_encoder_decoder
+    prompt, completion = args.max_prompt_length, args.max_completion_length
+    if completion is None:
+        usual = 128 if most is None or one or prompt is not None else min(128, most // 4)
+        completion = _longest(most, usual, None if one else prompt)
+    if prompt is None:
+        prompt = _longest(most, 512, None if one else completion)
+    if most is not None and (max(prompt, completion) if one else prompt + completion) > most:
+        raise UserError(
+            f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
+        )
     return prompt, completion
 
 

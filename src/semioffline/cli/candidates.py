@@ -33,7 +33,7 @@ class CandidateOptions:
     min_new_tokens: int = _option(0, "Shortest candidate in tokens.")
     max_prompt_length: int | None = _option(None, "Longest source in tokens.")
     max_completion_length: int | None = _option(None, "Longest candidate in tokens.")
-    truncation_side: str = _option("right", "Which end of a long prompt is cut off: left | right.")
+    truncation_side: str | None = _option(None, "Which end of a long prompt is cut off: left | right.")
     batch_size: int = _option(16, "Inputs decoded at a time.")
     shard_size: int = _option(256, "Inputs in one shard: what a stopped run loses at most.")
     seed: int = _option(0, "Seed of the sampling.")

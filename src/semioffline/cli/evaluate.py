@@ -10,6 +10,7 @@ from semioffline.cli.run_folder import open_folder, print_metrics, write_result,
 from semioffline.config import SemiOfflineConfig
 from semioffline.data import Examples
 from semioffline.evaluation import evaluate, write_predictions
+from semioffline.scoring import RewardSet
 
 
 @dataclass
@@ -20,7 +21,7 @@ class EvaluateOptions:
     batch_size: int = _option(32, "Inputs decoded at a time.")
     max_prompt_length: int | None = _option(None, "Longest source in tokens.")
     max_completion_length: int | None = _option(None, "Longest output in tokens.")
-    truncation_side: str = _option("right", "Which end of a long prompt is cut off: left | right.")
+    truncation_side: str | None = _option(None, "Which end of a long prompt is cut off: left | right.")
     num_beams: int = _option(1, "Beams; 1 is greedy.")
     length_penalty: float = _option(1.0, "Exponent on the length in beam search.")
     no_repeat_ngram_size: int = _option(0, "Never repeat an n-gram of this size; 0 means free.")
@@ -35,6 +36,7 @@ def run(argv: list[str]) -> None:
     task = parse("evaluate", types, argv)[0].load_task()
     data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": list(task.metrics)})
     device = model.checked_device()
+    RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
     rows = task.load(data.source(options.seed), options.split)
     folder = open_folder(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
     policy = model.load().to(device)

@@ -52,7 +52,7 @@ class DataOptions:
         if self.task == "ads" or getattr(self, f"{split}_file"):
             return True
         if self.data_dir is None or not Path(self.data_dir).is_dir():
-            return self.data_dir is not None
+            return self.data_dir is not None and (split == "train" or not Path(self.data_dir).is_file())
         names = VALIDATION if split == "validation" else (split,)
         return any(path.name.startswith(names) for path in Path(self.data_dir).iterdir())
 
@@ -97,21 +97,26 @@ class _Parser(HfArgumentParser):
         raise UserError(message)
 
 
-def parse(command: str, types: list[Any], argv: list[str], defaults: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """Flags to dataclasses. `--config recipe.yaml` gives defaults that flags override; unknown keys are refused."""
+def parse(
+    command: str, types: list[Any], argv: list[str], defaults: dict[str, Any] | None = None, strict: bool = True
+) -> tuple[Any, ...]:
+    """Flags to dataclasses. `--config recipe.yaml` gives defaults that flags override; unknown keys are refused.
+
+    Not strict: only these dataclasses' settings are read, and what is not theirs is left alone.
+    """
     parser = _Parser(types, prog=f"semioffline {command}", allow_abbrev=False)
     parser.add_argument("--config", help="A YAML recipe: the same names as the flags.")
     names = {action.dest for action in parser._actions} - {"help"}
     recipe, argv = _take_config(argv)
     given = dict(defaults or {})
     if recipe is not None:
-        for key in recipe.keys() - names:
+        for key in recipe.keys() - names if strict else ():
             raise unknown("key in the recipe", str(key), names)
-        given |= recipe
+        given |= {key: value for key, value in recipe.items() if key in names}
     *parsed, rest = parser.parse_args_into_dataclasses(
         args=_as_flags(given) + argv, return_remaining_strings=True, look_for_args_file=False
     )
-    if rest:
+    if rest and strict:
         if not rest[0].startswith("-"):
             raise UserError(f"'{rest[0]}' stands alone: every setting is --name value")
         raise unknown("option", rest[0].split("=")[0].lstrip("-"), names)
@@ -140,7 +145,7 @@ def _take_config(argv: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
 def _as_flags(settings: dict[str, Any]) -> list[str]:
     flags = []
     for key, value in settings.items():
-        if value is None:
+        if value is None or value == [] or value == "":
             continue
         if isinstance(value, list):
             flags += [f"--{key}", *map(str, value)]

@@ -42,7 +42,10 @@ def open_folder(folder: str | Path, resume: bool = False) -> Path:
     first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
     if first and not resume and path.is_dir() and any(path.iterdir()):
         raise UserError(f"--output_dir {path} is not empty: add --resume to go on with it, or name another folder")
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make --output_dir {path}: {error.strerror}") from error
     return path
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+from transformers import set_seed
+
 from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
 from semioffline.config import SemiOfflineConfig
@@ -49,26 +52,40 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
     """The task's settings are defaults; the recipe and the flags override them."""
     types = [DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]
     check_method(method)
-    explicit = {"method": method}
-    peek = parse("train", types, argv, explicit)
-    task = peek[0].load_task()
+    first_data, first_model = parse("train", types[:2], argv, strict=False)
+    task, on_cpu = first_data.load_task(), first_model.checked_device() == "cpu"
     defaults = {**task.settings, "eval_metrics": list(task.metrics), "reward": [task.reward] if task.reward else None}
-    data, model, options, args = parse("train", types, argv, defaults | explicit)
+    defaults |= {"method": method} | ({"use_cpu": True} if on_cpu else {})
+    data, model, options, args = parse("train", types, argv, defaults)
     if method != args.method:
         raise UserError(f"the recipe says method={args.method}, the command says {method}")
-    device = model.checked_device()
-    if device == "cpu" and not args.use_cpu:
-        args = parse("train", types, [*argv, "--use_cpu", "true"], defaults | explicit)[3]
     return data, model, options, args
+
+
+def _check_same_run(folder: Path, args: SemiOfflineConfig, model: ModelOptions) -> None:
+    """--resume goes on with a run; it must not turn one into another."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return
+    before = yaml.safe_load(path.read_text())
+    now = {"method": args.method, "model": model.model, "seed": args.seed}
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise UserError(
+                f"--resume: {folder} is a run with {name}={before.get(name)}, not {value}: name another folder"
+            )
 
 
 def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: SemiOfflineConfig, folder: Path) -> dict:
     """Train, save folder/model, evaluate on the validation split if there is one, write result.json."""
     from semioffline.trainer import SemiOfflineTrainer
 
+    if options.resume:
+        _check_same_run(folder, args, model)
     task = data.load_task()
     rows = task.load(data.source(args.seed), "train")
     dev = task.load(data.source(args.seed, data.eval_limit), "validation") if data.has("validation") else None
+    set_seed(args.seed)  # an adapter's weights are drawn when it is added
     policy = model.load(peft_config=options.adapter(), share_prompt=args.share_prompt)
     needs_reward = load_method(args.method, args).needs_reward
     if needs_reward and not options.reward:
