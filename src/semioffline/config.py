@@ -24,7 +24,7 @@ def _field(default, help: str):
 class SemiOfflineConfig(TrainingArguments):
     # The method
     method: str = _field("semi_offline", "Which method trains: the name of a module in semioffline/methods.")
-    num_samples: int = _field(64, "K, the samples drawn for each input; they cost no forward pass.")
+    num_samples: int = _field(64, "K, the samples drawn for each input (in semi_offline they cost no forward pass).")
     mask_rate: float = _field(0.4, "p_m, the share of the static target's tokens that the model must decide.")
     mask_unit: str = _field("token", "Hide single tokens or whole words: token | word.")
     rl_weight: float = _field(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
