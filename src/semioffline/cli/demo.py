@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -55,10 +56,11 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     write_settings(folder, data, model, options)
 
     results: dict[str, Any] = {}
-    for method, steps, rate in (
-        ("mft", options.mft_steps, options.mft_learning_rate),
-        ("semi_offline", options.rl_steps, options.rl_learning_rate),
-    ):
+    stages = {
+        "mft": (options.mft_steps, options.mft_learning_rate),
+        "semi_offline": (options.rl_steps, options.rl_learning_rate),
+    }
+    for method, (steps, rate) in stages.items():
         args = SemiOfflineConfig(
             **task.settings,
             output_dir=str(folder / method),
@@ -80,27 +82,33 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
             use_cpu=device == "cpu",
         )
         trainer = SemiOfflineTrainer(policy, reward if method == "semi_offline" else None, args, rows, dev)
-        held_out = trainer.prepare(test)
-        policy.meter.counts.clear()
-        started = time.perf_counter()
-        trainer.train()
-        seconds = time.perf_counter() - started
-        evaluation = trainer.evaluate_outputs(held_out)
-        write_predictions(folder / method / "predictions.jsonl", evaluation, held_out)
-        trainer.save_model(str(folder / method / "model"))
-        results[method] = {
-            "metrics": evaluation.result(seed=options.seed),
-            "cost_per_input": policy.meter.per_input(),
-            "inputs": policy.meter.counts["inputs"],
-            "seconds": seconds,
-            "example": {"prompt": test[0]["prompt"], "output": evaluation.predictions[0]},
-        }
+        results[method] = _train(trainer, test, folder / method)
         write_result(folder, results)
     _print(results, list(task.metrics))
     if data.task == "ads" and reward == ["click_rate"]:
         _print_check(results, test["category"])
     print(f"Run folder: {folder}")
     return results
+
+
+def _train(trainer: Any, test: Any, folder: Path) -> dict[str, Any]:
+    """One stage: train, decode the held-out records, save."""
+    policy = trainer.policy
+    policy.meter.counts.clear()
+    started = time.perf_counter()
+    trainer.train()
+    seconds = time.perf_counter() - started
+    held_out = trainer.prepare(test)
+    evaluation = trainer.evaluate_outputs(held_out)
+    write_predictions(folder / "predictions.jsonl", evaluation, held_out)
+    trainer.save_model(str(folder / "model"))
+    return {
+        "metrics": evaluation.result(seed=trainer.args.seed),
+        "cost_per_input": policy.meter.per_input(),
+        "inputs": policy.meter.counts["inputs"],
+        "seconds": seconds,
+        "example": {"prompt": test[0]["prompt"], "output": evaluation.predictions[0]},
+    }
 
 
 def _print_check(results: dict[str, Any], categories: list[str]) -> None:
