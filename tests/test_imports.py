@@ -16,7 +16,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"masking", "sampling", "losses"},),
     ({"policy", "decoding", "cost", "layout", "model_setup"}, {"rewards", "tasks"}),
     ({"data", "scoring", "candidates", "methods"},),
-    ({"config", "trainer", "evaluation"},),
+    ({"config", "trainer", "evaluation", "run_log"},),
     ({"comparison"},),
     ({"report", "cli", "__main__"},),
 )

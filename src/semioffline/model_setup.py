@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,16 @@ def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any
     base = _load_base(base_name, dtype)
     add_mask_token(base, tokenizer)
     return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer
+
+
+def takes_block_mask(model: Any) -> bool:
+    """Whether a model takes a 4-d attention mask and position ids: no window, no recurrence, no flash kernel."""
+    config = model.config
+    layers = getattr(config, "layer_types", None)
+    full = (
+        all(kind == "full_attention" for kind in layers) if layers else getattr(config, "sliding_window", None) is None
+    )
+    local = ("attention_types", "alibi", "attention_chunk_size")  # GPT-Neo, Falcon and Llama 4 attend in other ways
+    plain = full and not any(getattr(config, name, None) for name in local)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    return plain and takes_positions and config._attn_implementation in ("sdpa", "eager")

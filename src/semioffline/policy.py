@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,15 @@ from transformers.modeling_outputs import BaseModelOutput
 from semioffline.cost import Meter
 from semioffline.decoding import Decoding
 from semioffline.layout import block_mask, pack
-from semioffline.model_setup import add_adapter, add_mask_token, check_tokenizer, is_peft, load_model, mask_row_trains
+from semioffline.model_setup import (
+    add_adapter,
+    add_mask_token,
+    check_tokenizer,
+    is_peft,
+    load_model,
+    mask_row_trains,
+    takes_block_mask,
+)
 from semioffline.types import Row, Text
 
 logger = logging.getLogger(__name__)
@@ -64,7 +71,7 @@ class Policy(nn.Module):
             logger.warning("the mask token's embedding is frozen: add it to the adapter's trainable_token_indices")
         pad_id = tokenizer.pad_token_id
         self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
-        self.share_prompt = share_prompt and not self.is_encoder_decoder and _takes_block_mask(base)
+        self.share_prompt = share_prompt and not self.is_encoder_decoder and takes_block_mask(base)
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
         self.value_head: nn.Linear | None = None
         self._selected: Tensor | None = None
@@ -361,19 +368,6 @@ class Policy(nn.Module):
         new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
         ends = set(ends) if isinstance(ends, list) else {ends}
         return [_until(row, ends, keep_end) for row in new.tolist()]
-
-
-def _takes_block_mask(model: Any) -> bool:
-    """Whether a model takes a 4-d attention mask and position ids: no window, no recurrence, no flash kernel."""
-    config = model.config
-    layers = getattr(config, "layer_types", None)
-    full = (
-        all(kind == "full_attention" for kind in layers) if layers else getattr(config, "sliding_window", None) is None
-    )
-    local = ("attention_types", "alibi", "attention_chunk_size")  # GPT-Neo, Falcon and Llama 4 attend in other ways
-    plain = full and not any(getattr(config, name, None) for name in local)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    return plain and takes_positions and config._attn_implementation in ("sdpa", "eager")
 
 
 def _widen(tensor: Tensor, length: int, value: Any) -> Tensor:
