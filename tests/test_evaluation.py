@@ -18,7 +18,7 @@ from semioffline.evaluation import (
     Evaluation,
     bootstrap_interval,
     evaluate,
-    generate,
+    generate_ids,
     score,
     write_predictions,
 )
@@ -87,18 +87,18 @@ def test_the_outputs_do_not_depend_on_the_batch_size(kind: str, decoding: Decodi
     """Sources of different lengths are sorted and padded inside; outputs come back in the order of the data."""
     policy = build_policy(kind)
     examples = build_examples(policy)
-    one_by_one = generate(policy, examples, decoding, batch_size=1, progress=False)
+    one_by_one = policy.decode(generate_ids(policy, examples, decoding, batch_size=1, progress=False))
     assert len(set(one_by_one)) > 1
     for size in (2, 4, 32):
-        assert generate(policy, examples, decoding, batch_size=size, progress=False) == one_by_one
-    part = generate(policy, examples, decoding, batch_size=2, progress=False, part=slice(1, None, 2))
+        assert policy.decode(generate_ids(policy, examples, decoding, batch_size=size, progress=False)) == one_by_one
+    part = policy.decode(generate_ids(policy, examples, decoding, batch_size=2, progress=False, part=slice(1, None, 2)))
     assert part == one_by_one[1::2]
 
 
 def test_the_model_is_left_as_it_was() -> None:
     policy = build_policy()
     policy.train()
-    generate(policy, build_examples(policy, 2), GREEDY, progress=False)
+    generate_ids(policy, build_examples(policy, 2), GREEDY, progress=False)
     assert policy.model.training
     assert not policy.meter.counts["inputs"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainingArguments
 
@@ -14,7 +15,8 @@ from semioffline.masking import MASK_PATTERNS, MASK_UNITS, OBSERVATIONS
 from semioffline.policy import TRUNCATION_SIDES
 
 
-def _field(default, help: str):
+def option(default: Any, help: str) -> Any:
+    """A dataclass field that explains itself in one line."""
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
@@ -23,76 +25,76 @@ def _field(default, help: str):
 @dataclass
 class SemiOfflineConfig(TrainingArguments):
     # The method
-    method: str = _field("semi_offline", "Which method trains: the name of a module in semioffline/methods.")
-    num_samples: int = _field(64, "K, the samples drawn for each input (in semi_offline they cost no forward pass).")
-    mask_rate: float = _field(0.4, "p_m, the share of the static target's tokens that the model must decide.")
-    mask_unit: str = _field("token", "Hide single tokens or whole words: token | word.")
-    rl_weight: float = _field(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
-    loss_scale: str = _field(
+    method: str = option("semi_offline", "Which method trains: the name of a module in semioffline/methods.")
+    num_samples: int = option(64, "K, the samples drawn for each input (in semi_offline they cost no forward pass).")
+    mask_rate: float = option(0.4, "p_m, the share of the static target's tokens that the model must decide.")
+    mask_unit: str = option("token", "Hide single tokens or whole words: token | word.")
+    rl_weight: float = option(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
+    loss_scale: str = option(
         "token", "token: sum over samples, mean over hidden positions (the published lambda) | sequence: as printed."
     )
-    baseline: str = _field("mean", "What is subtracted from a sample's reward: mean | leave_one_out.")
-    scale_rewards: bool = _field(False, "Divide advantages by the standard deviation of the input's rewards.")
-    static_target: str = _field(
+    baseline: str = option("mean", "What is subtracted from a sample's reward: mean | leave_one_out.")
+    scale_rewards: bool = option(False, "Divide advantages by the standard deviation of the input's rewards.")
+    static_target: str = option(
         "ground_truth", "The text that is masked: ground_truth | worst | best | random (candidate)."
     )
-    mle_mask_rate: float = _field(
+    mle_mask_rate: float = option(
         0.4, "Share of decoder inputs hidden in the masked examples of the MLE row (not for ft)."
     )
-    mle_mask_share: float = _field(0.5, "Share of the examples whose MLE row is masked at all (not for ft).")
+    mle_mask_share: float = option(0.5, "Share of the examples whose MLE row is masked at all (not for ft).")
     # Variants of semi_offline
-    observation: str = _field(
+    observation: str = option(
         "masked", "What the policy sees where it must decide: masked | full | no_mask | noisy | all | pre."
     )
-    noise_rate: float = _field(0.3, "observation=noisy: share of the hidden positions that show the static token.")
-    mask_pattern: str = _field("random", "Which positions are hidden: random | complementary | suffix | span.")
-    mask_span: float = _field(3.0, "mask_pattern=span: mean length of a run of hidden tokens (or words).")
-    mask_rate_end: float | None = _field(None, "mask_rate goes to this value, in a straight line over training.")
-    refresh_every: int = _field(
+    noise_rate: float = option(0.3, "observation=noisy: share of the hidden positions that show the static token.")
+    mask_pattern: str = option("random", "Which positions are hidden: random | complementary | suffix | span.")
+    mask_span: float = option(3.0, "mask_pattern=span: mean length of a run of hidden tokens (or words).")
+    mask_rate_end: float | None = option(None, "mask_rate goes to this value, in a straight line over training.")
+    refresh_every: int = option(
         0, "At every n-th step the batch's static targets become samples of the policy; 0 means never."
     )
     # Other methods
-    length_alpha: float = _field(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
-    ranking_weight: float = _field(10.0, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
-    ranking_margin: float = _field(0.001, "brio: how far apart neighbours in the ranking should be.")
-    critic_weight: float = _field(1.0, "Weight of the critic's squared error (actor_critic).")
-    gold_reward: str = _field("s", "gold: a token's reward is its probability (s) or its log-probability (p).")
-    gold_floor: float = _field(0.1, "gold: the policy's own token probability counts at least this much.")
-    gold_horizon: int = _field(5, "gold: how many tokens ahead the reward-to-go looks.")
-    gold_discount: float = _field(1.0, "gold: a reward one token later counts this much less.")
-    gold_baseline: float = _field(-10.0, "gold p: subtracted from the log-probability; what lies below counts 0.")
+    length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
+    ranking_weight: float = option(10.0, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
+    ranking_margin: float = option(0.001, "brio: how far apart neighbours in the ranking should be.")
+    critic_weight: float = option(1.0, "Weight of the critic's squared error (actor_critic).")
+    gold_reward: str = option("s", "gold: a token's reward is its probability (s) or its log-probability (p).")
+    gold_floor: float = option(0.1, "gold: the policy's own token probability counts at least this much.")
+    gold_horizon: int = option(5, "gold: how many tokens ahead the reward-to-go looks.")
+    gold_discount: float = option(1.0, "gold: a reward one token later counts this much less.")
+    gold_baseline: float = option(-10.0, "gold p: subtracted from the log-probability; what lies below counts 0.")
     # Drawing
-    temperature: float = _field(1.0, "Temperature of the draws.")
-    top_k: int = _field(0, "Draw among the k most likely tokens only; 0 means all.")
-    top_p: float = _field(1.0, "Draw among the most likely tokens that hold this much probability.")
-    reward_weights: list[float] | None = _field(None, "Weight of each reward; all 1 when not given.")
+    temperature: float = option(1.0, "Temperature of the draws.")
+    top_k: int = option(0, "Draw among the k most likely tokens only; 0 means all.")
+    top_p: float = option(1.0, "Draw among the most likely tokens that hold this much probability.")
+    reward_weights: list[float] | None = option(None, "Weight of each reward; all 1 when not given.")
     # Text
-    max_prompt_length: int | None = _field(None, "Longest source in tokens; 512, or what the model's positions allow.")
-    max_completion_length: int | None = _field(
+    max_prompt_length: int | None = option(None, "Longest source in tokens; 512, or what the model's positions allow.")
+    max_completion_length: int | None = option(
         None, "Longest target in tokens; 128, or what the model's positions allow."
     )
-    truncation_side: str | None = _field(
+    truncation_side: str | None = option(
         None, "Which end of a long prompt is cut off: left | right; left for decoder-only models, right for others."
     )
     # Model
-    disable_dropout: bool = _field(False, "Set every dropout probability to 0.")
-    share_prompt: bool = _field(True, "Decoder-only: compute the prompt once for both rows.")
+    disable_dropout: bool = option(False, "Set every dropout probability to 0.")
+    share_prompt: bool = option(True, "Decoder-only: compute the prompt once for both rows.")
     # Evaluation by generation
-    eval_metrics: list[str] = _field(["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.")
-    num_beams: int = _field(1, "Beams in evaluation; 1 is greedy.")
-    length_penalty: float = _field(1.0, "Exponent on the length in beam search.")
-    no_repeat_ngram_size: int = _field(0, "Never repeat an n-gram of this size in evaluation; 0 means free.")
-    min_new_tokens: int = _field(0, "Shortest output in evaluation, in tokens.")
-    early_stopping_patience: int | None = _field(
+    eval_metrics: list[str] = option(["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.")
+    num_beams: int = option(1, "Beams in evaluation; 1 is greedy.")
+    length_penalty: float = option(1.0, "Exponent on the length in beam search.")
+    no_repeat_ngram_size: int = option(0, "Never repeat an n-gram of this size in evaluation; 0 means free.")
+    min_new_tokens: int = option(0, "Shortest output in evaluation, in tokens.")
+    early_stopping_patience: int | None = option(
         None, "Stop after so many evaluations without a better metric_for_best_model."
     )
     # Log
-    log_completions: bool = _field(True, "Write sampled completions to completions/step-*.parquet at every log.")
-    num_completions_to_print: int = _field(0, "Print so many sampled completions at every log.")
+    log_completions: bool = option(True, "Write sampled completions to completions/step-*.parquet at every log.")
+    num_completions_to_print: int = option(0, "Print so many sampled completions at every log.")
     # Transformers' own, with other defaults
-    logging_steps: float = _field(10, "Log every so many steps.")
-    remove_unused_columns: bool = _field(False, "Rewards may need any column, so none is removed.")
-    ddp_find_unused_parameters: bool | None = _field(False, "Every parameter is used in every step.")
+    logging_steps: float = option(10, "Log every so many steps.")
+    remove_unused_columns: bool = option(False, "Rewards may need any column, so none is removed.")
+    ddp_find_unused_parameters: bool | None = option(False, "Every parameter is used in every step.")
 
     def __post_init__(self) -> None:
         problems = self._problems()

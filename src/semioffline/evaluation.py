@@ -71,12 +71,6 @@ def paired_p_value(values: Sequence[float], others: Sequence[float], resamples: 
     return float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
 
 
-def generate(*args: Any, **kwargs: Any) -> list[str]:
-    """One text for each example of `part`, in order: see `generate_ids`."""
-    policy: Policy = args[0]
-    return policy.decode(generate_ids(*args, **kwargs))
-
-
 def generate_ids(
     policy: Policy,
     examples: Examples,

@@ -60,7 +60,7 @@ def test_an_async_reward_may_keep_things_between_steps(tmp_path: Path) -> None:
 
         return list(await asyncio.gather(*map(one, completions)))
 
-    train(tmp_path, reward=slow, max_steps=3)
+    assert train(tmp_path, reward=slow, max_steps=3).state.global_step == 3
 
 
 def test_rewards_get_token_ids_in_evaluation_too(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from semioffline.candidates import write_candidates
-from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.options import DataOptions, ModelOptions, parse
 from semioffline.cli.run_folder import open_folder, write_settings
-from semioffline.config import SemiOfflineConfig
+from semioffline.config import SemiOfflineConfig, option
 from semioffline.data import Examples
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError, unknown
@@ -19,24 +19,24 @@ STRATEGIES = ("diverse_beam", "sampling", "beam")
 
 @dataclass
 class CandidateOptions:
-    output_dir: str = _option("", "Folder of candidates.jsonl; a run that was stopped goes on there.")
-    split: str = _option("train", "Which split.")
-    reward: list[str] = _option([], "What the candidates are scored and sorted by; the task's own when not given.")
-    num_candidates: int = _option(16, "N, candidates for each input.")
-    strategy: str = _option("diverse_beam", "diverse_beam | sampling (nucleus) | beam")
-    diversity_penalty: float = _option(1.0, "diverse_beam: what a token costs that an earlier group chose.")
-    num_beam_groups: int | None = _option(None, "diverse_beam: groups; one beam each when not given.")
-    top_p: float = _option(0.95, "sampling: mass of the nucleus.")
-    temperature: float = _option(1.0, "sampling: temperature.")
-    length_penalty: float = _option(1.0, "beam search: exponent on the length.")
-    no_repeat_ngram_size: int = _option(0, "Never repeat an n-gram of this size; 0 means free.")
-    min_new_tokens: int = _option(0, "Shortest candidate in tokens.")
-    max_prompt_length: int | None = _option(None, "Longest source in tokens.")
-    max_completion_length: int | None = _option(None, "Longest candidate in tokens.")
-    truncation_side: str | None = _option(None, "Which end of a long prompt is cut off: left | right.")
-    batch_size: int = _option(16, "Inputs decoded at a time.")
-    shard_size: int = _option(256, "Inputs in one shard: what a stopped run loses at most.")
-    seed: int = _option(0, "Seed of the sampling.")
+    output_dir: str = option("", "Folder of candidates.jsonl; a run that was stopped goes on there.")
+    split: str = option("train", "Which split.")
+    reward: list[str] = option([], "What the candidates are scored and sorted by; the task's own when not given.")
+    num_candidates: int = option(16, "N, candidates for each input.")
+    strategy: str = option("diverse_beam", "diverse_beam | sampling (nucleus) | beam")
+    diversity_penalty: float = option(1.0, "diverse_beam: what a token costs that an earlier group chose.")
+    num_beam_groups: int | None = option(None, "diverse_beam: groups; one beam each when not given.")
+    top_p: float = option(0.95, "sampling: mass of the nucleus.")
+    temperature: float = option(1.0, "sampling: temperature.")
+    length_penalty: float = option(1.0, "beam search: exponent on the length.")
+    no_repeat_ngram_size: int = option(0, "Never repeat an n-gram of this size; 0 means free.")
+    min_new_tokens: int = option(0, "Shortest candidate in tokens.")
+    max_prompt_length: int | None = option(None, "Longest source in tokens.")
+    max_completion_length: int | None = option(None, "Longest candidate in tokens.")
+    truncation_side: str | None = option(None, "Which end of a long prompt is cut off: left | right.")
+    batch_size: int = option(16, "Inputs decoded at a time.")
+    shard_size: int = option(256, "Inputs in one shard: what a stopped run loses at most.")
+    seed: int = option(0, "Seed of the sampling.")
 
     def decoding(self, max_new_tokens: int) -> Decoding:
         shared: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.console import Console
 
-from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, _option, parse
+from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
 from semioffline.cli.run_folder import open_folder, write_settings
-from semioffline.config import SemiOfflineConfig
+from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
 
@@ -20,19 +20,19 @@ METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "s
 
 @dataclass
 class CompareOptions:
-    methods: list[str] = _option(METHODS, "What is compared; all start from the same M-FT model.")
-    reward: list[str] = _option(
+    methods: list[str] = option(METHODS, "What is compared; all start from the same M-FT model.")
+    reward: list[str] = option(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
     )
-    seeds: list[int] = _option([0], "One run for each; a method's own `seeds` in --settings go first.")
-    budget_seconds: float = _option(60.0, "Seconds of training for each method.")
-    budget_steps: int | None = _option(None, "Steps for each method, instead of seconds.")
-    start_steps: int = _option(300, "Steps of the M-FT stage that all start from; 0: --model is that start already.")
-    start_learning_rate: float = _option(2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).")
-    num_candidates: int = _option(8, "Candidates for each input, for the methods that need them.")
-    candidate_rows: int | None = _option(None, "Take only so many training inputs, where candidates are needed.")
-    settings: str = _option("{}", 'What differs by method, as JSON: {"avg": {"num_samples": 8}}; a map in a recipe.')
-    evaluations: int = _option(4, "Evaluations on the validation split while a method trains.")
+    seeds: list[int] = option([0], "One run for each; a method's own `seeds` in --settings go first.")
+    budget_seconds: float = option(60.0, "Seconds of training for each method.")
+    budget_steps: int | None = option(None, "Steps for each method, instead of seconds.")
+    start_steps: int = option(300, "Steps of the M-FT stage that all start from; 0: --model is that start already.")
+    start_learning_rate: float = option(2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).")
+    num_candidates: int = option(8, "Candidates for each input, for the methods that need them.")
+    candidate_rows: int | None = option(None, "Take only so many training inputs, where candidates are needed.")
+    settings: str = option("{}", 'What differs by method, as JSON: {"avg": {"num_samples": 8}}; a map in a recipe.')
+    evaluations: int = option(4, "Evaluations on the validation split while a method trains.")
 
 
 def run(argv: list[str]) -> None:

@@ -10,25 +10,25 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.options import DataOptions, ModelOptions, parse
 from semioffline.cli.run_folder import open_folder, write_result, write_settings
-from semioffline.config import SemiOfflineConfig
+from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError
 from semioffline.evaluation import write_predictions
 
 
 @dataclass
 class DemoOptions:
-    seed: int = _option(0, "Seed of the data, the model and the training.")
-    output_dir: str = _option("", "Run folder; runs/demo-DATE when not given.")
-    reward: list[str] = _option([], "What to train for; the task's own reward when not given.")
-    mft_steps: int = _option(300, "Steps of fine-tuning with masks.")
-    rl_steps: int = _option(150, "Steps of semi-offline RL.")
-    mft_learning_rate: float = _option(2e-3, "Learning rate of M-FT (the default suits the tiny model).")
-    rl_learning_rate: float = _option(1e-3, "Learning rate of semi-offline RL.")
-    rl_weight: float = _option(0.5, "Lambda, the weight of the RL loss.")
-    num_samples: int = _option(32, "K, samples drawn from each forward pass.")
-    batch_size: int = _option(32, "Inputs in one step.")
+    seed: int = option(0, "Seed of the data, the model and the training.")
+    output_dir: str = option("", "Run folder; runs/demo-DATE when not given.")
+    reward: list[str] = option([], "What to train for; the task's own reward when not given.")
+    mft_steps: int = option(300, "Steps of fine-tuning with masks.")
+    rl_steps: int = option(150, "Steps of semi-offline RL.")
+    mft_learning_rate: float = option(2e-3, "Learning rate of M-FT (the default suits the tiny model).")
+    rl_learning_rate: float = option(1e-3, "Learning rate of semi-offline RL.")
+    rl_weight: float = option(0.5, "Lambda, the weight of the RL loss.")
+    num_samples: int = option(32, "K, samples drawn from each forward pass.")
+    batch_size: int = option(32, "Inputs in one step.")
 
 
 def run(argv: list[str]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.options import DataOptions, ModelOptions, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
-from semioffline.config import SemiOfflineConfig
+from semioffline.config import SemiOfflineConfig, option
 from semioffline.data import Examples
 from semioffline.evaluation import evaluate, write_predictions
 from semioffline.scoring import RewardSet
@@ -15,18 +15,18 @@ from semioffline.scoring import RewardSet
 
 @dataclass
 class EvaluateOptions:
-    output_dir: str = _option("", "Run folder: result.json and predictions.jsonl.")
-    split: str = _option("test", "Which split.")
-    metrics: list[str] = _option([], "Metrics by name; the task's own when not given.")
-    batch_size: int = _option(32, "Inputs decoded at a time.")
-    max_prompt_length: int | None = _option(None, "Longest source in tokens.")
-    max_completion_length: int | None = _option(None, "Longest output in tokens.")
-    truncation_side: str | None = _option(None, "Which end of a long prompt is cut off: left | right.")
-    num_beams: int = _option(1, "Beams; 1 is greedy.")
-    length_penalty: float = _option(1.0, "Exponent on the length in beam search.")
-    no_repeat_ngram_size: int = _option(0, "Never repeat an n-gram of this size; 0 means free.")
-    min_new_tokens: int = _option(0, "Shortest output in tokens.")
-    seed: int = _option(0, "Seed of the bootstrap and of synthetic tasks.")
+    output_dir: str = option("", "Run folder: result.json and predictions.jsonl.")
+    split: str = option("test", "Which split.")
+    metrics: list[str] = option([], "Metrics by name; the task's own when not given.")
+    batch_size: int = option(32, "Inputs decoded at a time.")
+    max_prompt_length: int | None = option(None, "Longest source in tokens.")
+    max_completion_length: int | None = option(None, "Longest output in tokens.")
+    truncation_side: str | None = option(None, "Which end of a long prompt is cut off: left | right.")
+    num_beams: int = option(1, "Beams; 1 is greedy.")
+    length_penalty: float = option(1.0, "Exponent on the length in beam search.")
+    no_repeat_ngram_size: int = option(0, "Never repeat an n-gram of this size; 0 means free.")
+    min_new_tokens: int = option(0, "Shortest output in tokens.")
+    seed: int = option(0, "Seed of the bootstrap and of synthetic tasks.")
 
 
 def run(argv: list[str]) -> None:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import HfArgumentParser
 
+from semioffline.config import option
 from semioffline.errors import UserError, unknown
 from semioffline.tasks import Source, Task, load_task
 from semioffline.tasks.files import VALIDATION, parse_columns
 
 
-def _option(default: Any, help: str) -> Any:
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
 class DataOptions:
-    task: str = _option("files", "Task by name; `files` is any data with a prompt and a completion.")
-    data_dir: str | None = _option(None, "Folder with train/validation/test files, or a Hugging Face dataset name.")
-    train_file: str | None = _option(None, "File of the train split (JSON lines, CSV, Parquet; compressed too).")
-    validation_file: str | None = _option(None, "File of the validation split.")
-    test_file: str | None = _option(None, "File of the test split.")
-    columns: list[str] = _option([], "Column map, ours=theirs: prompt=dialogue completion=summary.")
-    prompt_template: str | None = _option(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.")
-    limit: int | None = _option(None, "Take so many rows of each split only.")
-    eval_limit: int | None = _option(None, "Take so many rows of the validation split only.")
+    task: str = option("files", "Task by name; `files` is any data with a prompt and a completion.")
+    data_dir: str | None = option(None, "Folder with train/validation/test files, or a Hugging Face dataset name.")
+    train_file: str | None = option(None, "File of the train split (JSON lines, CSV, Parquet; compressed too).")
+    validation_file: str | None = option(None, "File of the validation split.")
+    test_file: str | None = option(None, "File of the test split.")
+    columns: list[str] = option([], "Column map, ours=theirs: prompt=dialogue completion=summary.")
+    prompt_template: str | None = option(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.")
+    limit: int | None = option(None, "Take so many rows of each split only.")
+    eval_limit: int | None = option(None, "Take so many rows of the validation split only.")
 
     def load_task(self) -> Task:
         return load_task(self.task)
@@ -59,9 +54,9 @@ class DataOptions:
 
 @dataclass
 class ModelOptions:
-    model: str | None = _option(None, "Hub name or folder of the model.")
-    device: str = _option("auto", "auto | cpu | cuda | cuda:N | mps")
-    dtype: str = _option("float32", "Precision of the weights: float32 | bfloat16 | float16.")
+    model: str | None = option(None, "Hub name or folder of the model.")
+    device: str = option("auto", "auto | cpu | cuda | cuda:N | mps")
+    dtype: str = option("float32", "Precision of the weights: float32 | bfloat16 | float16.")
 
     def checked_device(self) -> str:
         """The device to use; one that is not there is an error, not a silent fall-back."""

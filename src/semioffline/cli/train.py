@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 from transformers import set_seed
 
-from semioffline.cli.options import DataOptions, ModelOptions, _option, parse
+from semioffline.cli.options import DataOptions, ModelOptions, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
-from semioffline.config import SemiOfflineConfig
+from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError
 from semioffline.evaluation import write_predictions
 from semioffline.methods import check_method, load_method, method_names
@@ -20,12 +20,12 @@ from semioffline.methods import check_method, load_method, method_names
 
 @dataclass
 class TrainOptions:
-    reward: list[str] = _option(
+    reward: list[str] = option(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
     )
-    resume: bool = _option(False, "Go on from the last complete checkpoint, or start when there is none.")
-    lora_r: int | None = _option(None, "Train LoRA adapters of this rank instead of all weights (needs peft).")
-    lora_alpha: int = _option(32, "Scale of the adapters.")
+    resume: bool = option(False, "Go on from the last complete checkpoint, or start when there is none.")
+    lora_r: int | None = option(None, "Train LoRA adapters of this rank instead of all weights (needs peft).")
+    lora_alpha: int = option(32, "Scale of the adapters.")
 
     def adapter(self) -> Any:
         if self.lora_r is None:
