@@ -68,6 +68,9 @@ class SemiOfflineConfig(TrainingArguments):
     top_k: int = option(0, "Draw among the k most likely tokens only; 0 means all.")
     top_p: float = option(1.0, "Draw among the most likely tokens that hold this much probability.")
     reward_weights: list[float] | None = option(None, "Weight of each reward; all 1 when not given.")
+    reward_timeout: float | None = option(
+        None, "Seconds that one call of a reward function may take in training; no limit when not given."
+    )
     # Text
     max_prompt_length: int | None = option(None, "Longest source in tokens; 512, or what the model's positions allow.")
     max_completion_length: int | None = option(
@@ -123,6 +126,8 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"top_p={self.top_p} must lie in (0, 1]")
         if self.top_k < 0:
             problems.append(f"top_k={self.top_k} must be 0 (all) or positive")
+        if self.reward_timeout is not None and not self.reward_timeout > 0:
+            problems.append(f"reward_timeout={self.reward_timeout} must be positive, in seconds")
         if self.rl_weight < 0:
             problems.append(f"rl_weight={self.rl_weight} must not be negative")
         problems += self._variant_problems()

@@ -89,7 +89,7 @@ def test_a_model_without_entailment_does_not_see_the_prompt_unless_asked(tokeniz
     model = build(["score"])
     alone = ModelReward(model, tokenizer)
     assert alone(PROMPTS, COMPLETIONS) == alone(PROMPTS[::-1], COMPLETIONS)
-    both = ModelReward(model, tokenizer, with_prompt=True)
+    both = ModelReward(model, tokenizer, pair=True)
     expected = logits_one_by_one(model, tokenizer, PROMPTS, COMPLETIONS)[:, 0]
     assert both(PROMPTS, COMPLETIONS) == pytest.approx(expected.tolist(), abs=1e-5)
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +17,51 @@ RewardFunction = Callable[..., Any]
 column; returns one number (or None, to leave that sample out) for each. May be async."""
 
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_BRIO = ("rouge1", "rouge2", "rougeLsum")
 
 
-def _rouge(*variants: str, stem: bool = False) -> RewardFunction:
-    from semioffline.rewards.rouge import Rouge
-
-    return Rouge(variants, use_stemmer=stem)
-
-
-def _bleu() -> RewardFunction:
-    from semioffline.rewards.bleu import SentenceBleu
-
-    return SentenceBleu()
+def _make(module: str, name: str, *args: Any, **kwargs: Any) -> Callable[[], RewardFunction]:
+    """Import a file of this folder when its reward is asked for, and build the reward."""
+    return lambda: getattr(importlib.import_module(f"{__name__}.{module}"), name)(*args, **kwargs)
 
 
 def _function(module: str, name: str) -> Callable[[], RewardFunction]:
     return lambda: getattr(importlib.import_module(module), name)
 
 
+_SURFACE = ("length", "repetition", "distinct", "distinct1", "distinct2", "repetition_penalty")
 REWARDS: dict[str, Callable[[], RewardFunction]] = {
-    "rouge": lambda: _rouge("rouge1", "rouge2", "rougeL"),
-    "rouge_stem": lambda: _rouge("rouge1", "rouge2", "rougeL", stem=True),
-    **{name: (lambda name=name: _rouge(name)) for name in _ROUGE},  # type: ignore[misc]
-    **{f"{name}_stem": (lambda name=name: _rouge(name, stem=True)) for name in _ROUGE},  # type: ignore[misc]
-    "bleu": _bleu,
-    "length": _function("semioffline.rewards.surface", "length"),
-    "repetition": _function("semioffline.rewards.surface", "repetition"),
-    "distinct": _function("semioffline.rewards.surface", "distinct"),
+    "rouge": _make("rouge", "Rouge"),
+    "rouge_stem": _make("rouge", "Rouge", use_stemmer=True),
+    **{name: _make("rouge", "Rouge", name) for name in _ROUGE},
+    **{f"{name}_stem": _make("rouge", "Rouge", name, use_stemmer=True) for name in _ROUGE},
+    "rouge_brio": _make("brio", "BrioRouge"),
+    **{f"{name}_brio": _make("brio", "BrioRouge", name) for name in _BRIO},
+    "lmqg_rougeL": _make("lmqg", "LmqgRougeL"),
+    "bleu": _make("bleu", "SentenceBleu"),
+    "corpus_bleu": _make("bleu", "CorpusBleu"),
+    "chrf": _make("chrf", "SentenceChrf"),
+    "meteor": _make("meteor", "Meteor"),
+    "corpus_meteor": _make("meteor", "CorpusMeteor"),
+    "exact_match": _make("exact", "ExactMatch"),
+    "length_penalty": _make("surface", "LengthPenalty"),
+    **{name: _function("semioffline.rewards.surface", name) for name in _SURFACE},
     "click_rate": _function("semioffline.tasks.ads", "click_rate"),
     "facts_right": _function("semioffline.tasks.ads", "facts_right"),
 }
+"""name -> how to make it"""
+
+FAMILIES: dict[str, tuple[str, str]] = {
+    "model": ("model", "ModelReward"),
+    "similarity": ("similarity", "Similarity"),
+    "bertscore": ("bertscore", "BertScore"),
+}
+"""prefix -> file and class: `model:NAME_OR_PATH?option=value&option=value`"""
 
 
 def load_reward(given: Any, processing_class: Any = None, device: Any = None) -> tuple[str, RewardFunction]:
-    """A name, "module:function", "file.py:function", "model:NAME", a model or a callable -> (name, function)."""
+    """A name, FAMILY:NAME_OR_PATH, length_penalty:LOW-HIGH, "module:function", "file.py:function", a model or a
+    callable -> (name, function)."""
     if not isinstance(given, str):
         if hasattr(given, "config") and hasattr(given, "forward"):
             from semioffline.rewards.model import ModelReward
@@ -60,15 +72,33 @@ def load_reward(given: Any, processing_class: Any = None, device: Any = None) ->
         return reward_name(given), given
     if given in REWARDS:
         return given, REWARDS[given]()
-    if given.startswith("model:"):
-        from semioffline.rewards.model import ModelReward
-
-        reward = ModelReward.load(given.removeprefix("model:"), processing_class, device=device)
+    family, _, rest = given.partition(":")
+    if family in FAMILIES:
+        reward = _load_model(family, rest, str(device), device, processing_class)
         return reward.name, reward
+    if family == "length_penalty":
+        from semioffline.rewards.surface import LengthPenalty
+
+        return family, LengthPenalty.parse(rest)
     if ":" in given:
         function = _import(given)
         return reward_name(function), function
-    raise unknown("reward", given, REWARDS)
+    raise unknown("reward", given, [*REWARDS, *(f"{name}:NAME" for name in FAMILIES)])
+
+
+_MODELS: dict[tuple[str, str, str], RewardFunction] = {}
+
+
+def _load_model(family: str, given: str, place: str, device: Any, processing_class: Any) -> Any:
+    """Loaded once in a process: evaluation asks for its metrics every time."""
+    if not given.partition("?")[0]:
+        raise UserError(f"'{family}:' needs the name or the path of a model: {family}:NAME_OR_PATH")
+    key = (family, given, place)
+    if key not in _MODELS or processing_class is not None:
+        module, name = FAMILIES[family]
+        load = getattr(importlib.import_module(f"{__name__}.{module}"), name).load
+        _MODELS[key] = load(given, processing_class, device)
+    return _MODELS[key]
 
 
 def reward_name(function: Any) -> str:
@@ -93,6 +123,10 @@ def _import(given: str) -> RewardFunction:
             module = importlib.import_module(place)
     except UserError:
         raise
+    except ModuleNotFoundError as error:
+        if error.name == place and get_close_matches(place, [*FAMILIES, "length_penalty"], cutoff=0.6):
+            raise unknown("kind of reward", place, [*FAMILIES, "length_penalty"]) from error
+        raise UserError(f"reward '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
     except Exception as error:  # whatever the user's module does when it is imported
         raise UserError(f"reward '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, name, None)):

@@ -1,10 +1,12 @@
-"""Sentence BLEU-4 (Papineni et al., 2002) as a reward, computed by sacrebleu."""
+"""BLEU-4 (Papineni et al., 2002) of sentences and of whole sets, computed by sacrebleu."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from semioffline.errors import UserError, unknown
+from semioffline.errors import unknown
+from semioffline.rewards.contract import check_references
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -42,11 +44,7 @@ class SentenceBleu:
         return f"bleu|{self._metric.get_signature()}|level:sentence|refs:{self.multi_reference}"
 
     def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
-        if len(completions) != len(references):
-            raise UserError(f"{len(completions)} completions but {len(references)} lists of references: give one each.")
-        for i, row in enumerate(references):
-            if isinstance(row, str) or not row:
-                raise UserError(f"references[{i}] is {row!r}: give a list with one or more strings.")
+        check_references(completions, references)
         pairs = [(completion, tuple(row)) for completion, row in zip(completions, references, strict=True)]
         scores = {pair: self._score(*pair) for pair in dict.fromkeys(pairs)}
         return [scores[pair] for pair in pairs]
@@ -56,3 +54,39 @@ class SentenceBleu:
         groups = [references] if self.multi_reference == "all" else [(reference,) for reference in references]
         values = [self._metric.sentence_score(completion, group).score / 100 for group in groups]
         return min(fmean(values), 1.0)  # exp(log 100) is 100.00000000000004
+
+
+class CorpusBleu(SentenceBleu):
+    """sacrebleu's corpus BLEU / 100: n-gram counts and lengths are summed over all inputs before anything is divided.
+
+    As a reward, where every sample needs a value of its own, it is sentence BLEU. Over a set, no effective order.
+    """
+
+    name = "corpus_bleu"
+
+    @property
+    def signature(self) -> str:
+        return super().signature.replace("level:sentence", "level:corpus").replace("eff:yes", "eff:no")
+
+    def statistics(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[list[float]]:
+        """For each input: words of the completion and of the nearest reference, then n-grams right and n-grams there
+        are, n = 1..4."""
+        check_references(completions, references)
+        self._reference_counts |= {len(row) for row in references}
+        scores = [self._metric.sentence_score(text, row) for text, row in zip(completions, references, strict=True)]
+        return [[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores]
+
+    def corpus_score(self, statistics: Sequence[float]) -> float:
+        """BLEU of summed statistics."""
+        length, wanted, *grams = (int(number) for number in statistics)
+        order = len(grams) // 2
+        score = self._metric.compute_bleu(
+            grams[:order],
+            grams[order:],
+            length,
+            wanted,
+            smooth_method="exp",
+            effective_order=False,
+            max_ngram_order=order,
+        )
+        return min(score.score / 100, 1.0)

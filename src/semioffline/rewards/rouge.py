@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from rapidfuzz.distance import LCSseq
 
 from semioffline.errors import UserError, unknown
+from semioffline.rewards.contract import check_references, package_version
 
 VARIANTS = (*(f"rouge{n}" for n in range(1, 10)), "rougeL", "rougeLsum")
 MEAN_VARIANTS = ("rouge1", "rouge2", "rougeL")
@@ -327,10 +328,10 @@ class Rouge:
         """What the number is, for reports; variants joined by + are averaged."""
         stem = "yes" if self.use_stemmer else "no"
         refs = f"refs:{self.multi_reference}"
-        return f"{'+'.join(self.variants)}|f1|stem:{stem}|{refs}|tok:rouge-score|v:{_package_version()}"
+        return f"{'+'.join(self.variants)}|f1|stem:{stem}|{refs}|tok:rouge-score|v:{package_version()}"
 
     def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
-        _check_references(completions, references)
+        check_references(completions, references)
         repeated = [c for c, row in zip(completions, references, strict=True) for _ in row]
         flat = [reference for row in references for reference in row]
         scores = score_pairs(repeated, flat, self.variants, self.use_stemmer)
@@ -349,20 +350,3 @@ class Rouge:
 def _mean(values: Sequence[float]) -> float:
     """Added one by one, since `sum` rounds differently from Python 3.12 on."""
     return reduce(add, values) / len(values)
-
-
-def _check_references(completions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    if len(references) != len(completions):
-        raise UserError(f"{len(completions)} completions but {len(references)} lists of references: give one for each.")
-    for i, row in enumerate(references):
-        if isinstance(row, str) or not row:
-            raise UserError(f"references[{i}] is {row!r}: give a list with one or more strings.")
-
-
-def _package_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("semioffline")
-    except PackageNotFoundError:
-        return "dev"

@@ -1,23 +1,107 @@
-"""What can be counted on the surface of a text: watched in every log, because a narrow reward does not see it."""
+"""What can be counted on the surface of a text: watched in every log, because a narrow reward does not see it.
 
-from typing import Any
+Words are what stands between white space; they are compared in lower case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from semioffline.errors import UserError
+from semioffline.rewards.contract import check_references, package_version
+
+F = TypeVar("F", bound=Callable[..., list[float]])
 
 
+def _signed(what: str) -> Callable[[F], F]:
+    def sign(function: F) -> F:
+        function.signature = f"{what}|tok:whitespace|v:{package_version()}"  # type: ignore[attr-defined]
+        return function
+
+    return sign
+
+
+@_signed("length|unit:words")
 def length(completions: list[str], **kwargs: Any) -> list[float]:
     """Words in the text."""
     return [float(len(text.split())) for text in completions]
 
 
+def _distinct(text: str, n: int) -> float:
+    words = text.lower().split()
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 0.0
+
+
+@_signed("distinct|n:1|level:text|case:lower")
 def distinct(completions: list[str], **kwargs: Any) -> list[float]:
-    """Different words over all words; 0 for an empty text (the paper's Distinct)."""
-    return [len(set(words)) / len(words) if (words := text.lower().split()) else 0.0 for text in completions]
+    """Different words over all words of a text; 0 for an empty one (the paper's Distinct)."""
+    return [_distinct(text, 1) for text in completions]
 
 
+@_signed("distinct|n:1|level:text|case:lower")
+def distinct1(completions: list[str], **kwargs: Any) -> list[float]:
+    """Distinct-1 (Li et al., 2016) of each text by itself: the same as `distinct`."""
+    return [_distinct(text, 1) for text in completions]
+
+
+@_signed("distinct|n:2|level:text|case:lower")
+def distinct2(completions: list[str], **kwargs: Any) -> list[float]:
+    """Distinct-2: different word pairs over all word pairs of a text; 0 for fewer than two words."""
+    return [_distinct(text, 2) for text in completions]
+
+
+@_signed("repetition|n:2|case:lower")
 def repetition(completions: list[str], **kwargs: Any) -> list[float]:
     """Share of the word pairs that stood in the text before; 0 for fewer than two words."""
-    shares = []
-    for text in completions:
-        words = text.lower().split()
-        pairs = list(zip(words, words[1:], strict=False))
-        shares.append(1 - len(set(pairs)) / len(pairs) if pairs else 0.0)
-    return shares
+    return [1 - _distinct(text, 2) if len(text.split()) > 1 else 0.0 for text in completions]
+
+
+@_signed("repetition_penalty|n:2|case:lower")
+def repetition_penalty(completions: list[str], **kwargs: Any) -> list[float]:
+    """Minus `repetition`: a reward in [-1, 0] to add to one that does not see repetition."""
+    return [0.0 - share for share in repetition(completions)]
+
+
+class LengthPenalty:
+    """A reward of at most 0, to add to one that can be won by length.
+
+    With a range: 0 for LOW to HIGH words, else minus the distance to the nearer bound over that bound. Without: minus
+    the distance to the length of the reference over that length, for the reference that is nearest in length.
+    """
+
+    name = "length_penalty"
+
+    def __init__(self, low: int | None = None, high: int | None = None) -> None:
+        self.low, self.high = low, high
+
+    @classmethod
+    def parse(cls, text: str) -> LengthPenalty:
+        """ "8-20" -> 8 to 20 words"""
+        match = re.fullmatch(r"(\d+)-(\d+)", text)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise UserError(
+                f"length_penalty:{text}: give the fewest and the most words, LOW-HIGH, for instance length_penalty:8-20"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def signature(self) -> str:
+        target = "reference" if self.low is None else f"{self.low}-{self.high}"
+        return f"length_penalty|words:{target}|tok:whitespace|v:{package_version()}"
+
+    def __call__(self, completions: list[str], references: list[list[str]] | None = None, **kwargs: Any) -> list[float]:
+        numbers = [len(text.split()) for text in completions]
+        if self.low is not None and self.high is not None:
+            return [_outside(number, self.low, self.high) for number in numbers]
+        check_references(completions, references or [])
+        lengths = [[max(len(text.split()), 1) for text in row] for row in references or []]
+        return [max(_outside(n, m, m) for m in row) for n, row in zip(numbers, lengths, strict=True)]
+
+
+def _outside(number: int, low: int, high: int) -> float:
+    if number < low:
+        return (number - low) / low
+    return (high - number) / high if number > high else 0.0

@@ -1,0 +1,113 @@
+"""BERTScore (Zhang et al., 2020) with any encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semioffline.errors import UserError
+from semioffline.rewards.contract import check_references, package_version, parse_options, positive
+from semioffline.rewards.encoder import LOAD_OPTIONS, load_model, longest_text, own_precision, place, short_name
+
+OPTIONS: dict[str, Any] = {"layer": positive, **LOAD_OPTIONS}
+LAYERS = {
+    "bert-base-uncased": 9,
+    "bert-large-uncased": 18,
+    "roberta-base": 10,
+    "roberta-large": 17,
+    "distilbert-base-uncased": 5,
+    "deberta-xlarge-mnli": 40,
+}
+"""The layers that the authors chose on human judgements; for other encoders the last layer is taken."""
+
+
+class BertScore:
+    """F = 2PR / (P + R), with every token matched to the most similar one of the other text.
+
+    P is the mean over completion tokens of the highest cosine with a reference token, R the mean over reference tokens
+    of the highest cosine with a completion token. Tokens are the hidden states of one layer; the marks at both ends of
+    a text may be matched but are not counted. No idf weights, no rescaling. An empty text scores 0. With several
+    references, the highest F. The same as the bert-score package gives for the encoder and layer.
+    """
+
+    name = "bertscore"
+    on_device = True
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        layer: int | None = None,
+        batch_size: int = 64,
+        max_length: int | None = None,
+        device: Any = None,
+    ) -> None:
+        self.encoder = short_name(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        layers = model.config.num_hidden_layers
+        self.layer = min(LAYERS.get(self.encoder, layers), layers) if layer is None else layer
+        if not 1 <= self.layer <= layers:
+            raise UserError(f"layer={self.layer}: {self.encoder} has the layers 1 to {layers}")
+        self.model = place(model, device)
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.max_length = longest_text(model, tokenizer, max_length)
+        ends = (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        self.ends = sorted({number for number in ends if number is not None})
+
+    @classmethod
+    def load(cls, given: str, processing_class: Any = None, device: Any = None) -> BertScore:
+        """ "NAME_OR_PATH", with options behind a `?`: layer, device, dtype, batch_size, max_length."""
+        name, options = parse_options(given, OPTIONS)
+        model, tokenizer = load_model("AutoModel", name, options.pop("dtype", "float32"), processing_class)
+        return cls(model, tokenizer, **({"device": device} | options))
+
+    @property
+    def signature(self) -> str:
+        precision = str(self.model.dtype).removeprefix("torch.")
+        kind = f"layer:{self.layer}|idf:no|rescale:no|refs:best"
+        return f"bertscore:{self.encoder}|f1|{kind}|max:{self.max_length}|dtype:{precision}|v:{package_version()}"
+
+    def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
+        check_references(completions, references)
+        pairs = [(text, reference) for text, row in zip(completions, references, strict=True) for reference in row]
+        different = list(dict.fromkeys(pairs))
+        scores: dict[tuple[str, str], float] = {}
+        for start in range(0, len(different), self.batch_size):
+            part = different[start : start + self.batch_size]
+            scores |= zip(part, self._score(part), strict=True)
+        return [
+            max(scores[text, reference] for reference in row) for text, row in zip(completions, references, strict=True)
+        ]
+
+    def _score(self, pairs: list[tuple[str, str]]) -> list[float]:
+        """F of each pair. The samples of an input share their reference: it is read once."""
+        import torch
+
+        texts = list(dict.fromkeys(text.strip() for pair in pairs for text in pair))
+        states, present, counted = self._embed(texts)  # (N, T, H), (N, T), (N, T)
+        place_of = {text: number for number, text in enumerate(texts)}
+        left, right = (torch.tensor([place_of[pair[side].strip()] for pair in pairs]) for side in (0, 1))
+        cosines = states[left] @ states[right].transpose(1, 2)  # (B, T, T)
+        cosines = cosines.masked_fill(~(present[left][:, :, None] & present[right][:, None]), -torch.inf)
+        precision = _mean(cosines.amax(2), counted[left])
+        recall = _mean(cosines.amax(1), counted[right])
+        score = 2 * precision * recall / (precision + recall)
+        empty = ~counted[left].any(1) | ~counted[right].any(1)
+        return score.masked_fill(empty, 0.0).nan_to_num(0.0).tolist()
+
+    def _embed(self, texts: list[str]) -> Any:
+        import torch
+        from torch.nn.functional import normalize
+
+        inputs = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
+        ).to(self.model.device)
+        with own_precision(self.model):
+            states = self.model(**inputs, output_hidden_states=True).hidden_states[self.layer].float()
+        present = inputs["attention_mask"].bool()
+        ends = torch.tensor(self.ends, device=present.device)
+        return normalize(states, dim=-1), present, present & ~torch.isin(inputs["input_ids"], ends)
+
+
+def _mean(values: Any, counted: Any) -> Any:
+    """(B, T) -> (B,) mean over the tokens that count"""
+    return values.masked_fill(~counted, 0.0).sum(1) / counted.sum(1).clamp(min=1)

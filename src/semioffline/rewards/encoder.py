@@ -1,0 +1,65 @@
+"""Frozen models that read texts for a reward: how they are loaded, batched and run. Torch is imported when used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from semioffline.errors import UserError, unknown
+from semioffline.rewards.contract import positive
+
+DTYPES = ("float32", "bfloat16", "float16")
+LOAD_OPTIONS: dict[str, Any] = {"device": str, "dtype": str, "batch_size": positive, "max_length": positive}
+"""Options that every model reward takes: name -> how its text is read."""
+
+
+def load_model(kind: str, name: str, dtype: str = "float32", tokenizer: Any = None) -> tuple[Any, Any]:
+    """(model, tokenizer) by the name of an auto class and of a checkpoint."""
+    import torch
+    import transformers
+
+    if dtype not in DTYPES:
+        raise unknown(f"dtype of the reward model '{name}'", dtype, DTYPES)
+    try:
+        model = getattr(transformers, kind).from_pretrained(name, dtype=getattr(torch, dtype))
+        return model, tokenizer or transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the reward model '{name}': {str(error).strip().splitlines()[0]}") from error
+
+
+def place(model: Any, device: Any) -> Any:
+    """The model, frozen and out of training mode, on `device` (None leaves it where it is)."""
+    model = model.eval().requires_grad_(False)
+    if device is None:
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device={device} of a reward model: {str(error).splitlines()[0]}") from error
+
+
+def longest_text(model: Any, tokenizer: Any, asked: int | None = None) -> int:
+    """Tokens that fit into the model: what the tokenizer says, and no more than there are positions."""
+    positions = getattr(model.config, "max_position_embeddings", None) or 512
+    return min(asked or 10**9, tokenizer.model_max_length, positions)
+
+
+@contextmanager
+def own_precision(model: Any) -> Iterator[None]:
+    """No gradient, and the model's own precision: training may run under autocast."""
+    import torch
+
+    with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+        yield
+
+
+def batches(rows: Sequence[tuple[str, ...]], size: int) -> Iterator[list[tuple[str, ...]]]:
+    """The different rows, long ones together, so that padding is low."""
+    different = sorted(dict.fromkeys(rows), key=lambda row: -sum(map(len, row)))
+    for start in range(0, len(different), size):
+        yield different[start : start + size]
+
+
+def short_name(name: str) -> str:
+    return name.rstrip("/").split("/")[-1]

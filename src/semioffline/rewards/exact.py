@@ -1,0 +1,27 @@
+"""Exact match."""
+
+from typing import Any
+
+from semioffline.rewards.contract import check_references, package_version
+
+
+def normalise(text: str) -> str:
+    """Case folded, white space at the ends removed and elsewhere one space. Punctuation and articles stay."""
+    return " ".join(text.casefold().split())
+
+
+class ExactMatch:
+    """1 when the completion equals one of the references after `normalise`, else 0."""
+
+    name = "exact_match"
+
+    @property
+    def signature(self) -> str:
+        return f"exact_match|case:fold|space:single|punctuation:kept|refs:any|v:{package_version()}"
+
+    def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
+        check_references(completions, references)
+        return [
+            float(normalise(text) in {normalise(reference) for reference in row})
+            for text, row in zip(completions, references, strict=True)
+        ]

@@ -1,0 +1,120 @@
+"""Rewards that may hang or fail for a moment: a limit on their time, and another try."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from semioffline.errors import UserError
+
+
+class _Wrapper:
+    """Calls a reward function and has its name and signature."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = getattr(function, "name", None) or getattr(function, "__name__", None) or type(function).__name__
+        for attribute in ("signature", "on_device", "single_process"):
+            if hasattr(function, attribute):
+                setattr(self, attribute, getattr(function, attribute))
+
+
+class TimeLimit(_Wrapper):
+    """Raises TimeoutError when a call takes longer than `seconds`.
+
+    A plain function runs in a thread of its own, which cannot be stopped from outside: it is left behind, and ends with
+    the process. A coroutine is cancelled.
+    """
+
+    def __init__(self, function: Callable[..., Any], seconds: float) -> None:
+        if not seconds > 0:
+            raise UserError(f"reward_timeout={seconds} must be positive, in seconds")
+        super().__init__(function)
+        self.seconds = seconds
+
+    def __call__(self, **columns: Any) -> Any:
+        done = threading.Event()
+        result: dict[str, Any] = {}
+
+        def work() -> None:
+            try:
+                result["value"] = self.function(**columns)
+            except BaseException as error:  # handed to the caller below
+                result["error"] = error
+            done.set()
+
+        threading.Thread(target=work, name=f"reward {self.name}", daemon=True).start()
+        if not done.wait(self.seconds):
+            raise TimeoutError(self._message())
+        if "error" in result:
+            raise result["error"]
+        value = result["value"]
+        return self._wait(value) if inspect.isawaitable(value) else value
+
+    async def _wait(self, value: Any) -> Any:
+        try:
+            return await asyncio.wait_for(value, self.seconds)
+        except TimeoutError as error:
+            raise TimeoutError(self._message()) from error
+
+    def _message(self) -> str:
+        return f"no answer after {self.seconds:g} s (reward_timeout)"
+
+
+def time_limit(function: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
+    """The function with a limit on the time of one call; None means no limit."""
+    return function if seconds is None else TimeLimit(function, seconds)
+
+
+class Retry(_Wrapper):
+    """Calls again when a call fails: at most `attempts` times, after `wait` seconds, then twice as long, and so on.
+
+    `errors` says what is worth another try: by default what networks do (OSError, which ConnectionError, TimeoutError
+    and urllib's URLError are). When the last attempt fails its error is raised and training stops, with the last
+    checkpoint in place; with `give_up="none"` the samples are left out instead (a reward of None each).
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        attempts: int = 3,
+        wait: float = 1.0,
+        errors: tuple[type[BaseException], ...] = (OSError,),
+        give_up: str = "raise",
+    ) -> None:
+        if attempts < 1 or wait < 0:
+            raise UserError(f"attempts={attempts} must be at least 1 and wait={wait} not negative")
+        if give_up not in ("raise", "none"):
+            raise UserError(f"give_up={give_up!r} must be 'raise' or 'none'")
+        super().__init__(function)
+        self.attempts, self.wait, self.errors, self.give_up = attempts, wait, errors, give_up
+
+    def __call__(self, **columns: Any) -> Any:
+        for attempt in range(1, self.attempts + 1):
+            try:
+                value = self.function(**columns)
+                return self._again(value, columns) if inspect.isawaitable(value) else value
+            except self.errors:
+                if attempt == self.attempts and self.give_up == "raise":
+                    raise
+            if attempt < self.attempts:
+                time.sleep(self._pause(attempt))
+        return [None] * len(columns["completions"])
+
+    async def _again(self, first: Any, columns: dict[str, Any]) -> Any:
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return await (first if attempt == 1 else self.function(**columns))
+            except self.errors:
+                if attempt == self.attempts and self.give_up == "raise":
+                    raise
+            if attempt < self.attempts:
+                await asyncio.sleep(self._pause(attempt))
+        return [None] * len(columns["completions"])
+
+    def _pause(self, attempt: int) -> float:
+        return self.wait * 2 ** (attempt - 1)

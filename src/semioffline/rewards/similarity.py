@@ -1,0 +1,71 @@
+"""The similarity of output and reference, by a sentence encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semioffline.rewards.contract import check_references, package_version, parse_options
+from semioffline.rewards.encoder import (
+    LOAD_OPTIONS,
+    batches,
+    load_model,
+    longest_text,
+    own_precision,
+    place,
+    short_name,
+)
+
+
+class Similarity:
+    """The cosine of the mean-pooled last hidden states of completion and reference, in [-1, 1].
+
+    That is what sentence-transformers models with mean pooling are trained for. With several references, the highest.
+    """
+
+    name = "similarity"
+    on_device = True
+
+    def __init__(
+        self, model: Any, tokenizer: Any, batch_size: int = 64, max_length: int | None = None, device: Any = None
+    ) -> None:
+        self.model = place(model, device)
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.max_length = longest_text(model, tokenizer, max_length)
+
+    @classmethod
+    def load(cls, given: str, processing_class: Any = None, device: Any = None) -> Similarity:
+        """ "NAME_OR_PATH", with options behind a `?`: device, dtype, batch_size, max_length."""
+        name, options = parse_options(given, LOAD_OPTIONS)
+        model, tokenizer = load_model("AutoModel", name, options.pop("dtype", "float32"), processing_class)
+        return cls(model, tokenizer, **({"device": device} | options))
+
+    @property
+    def signature(self) -> str:
+        encoder = short_name(getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__)
+        precision = str(self.model.dtype).removeprefix("torch.")
+        kind = f"cosine|pool:mean|refs:best|max:{self.max_length}"
+        return f"similarity:{encoder}|{kind}|dtype:{precision}|v:{package_version()}"
+
+    def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
+        check_references(completions, references)
+        every = [(text,) for text in completions] + [(text,) for row in references for text in row]
+        vectors: dict[tuple[str, ...], Any] = {}
+        for part in batches(every, self.batch_size):
+            vectors |= zip(part, self._embed([text for (text,) in part]), strict=True)
+        return [
+            max(float(vectors[text,] @ vectors[reference,]) for reference in row)
+            for text, row in zip(completions, references, strict=True)
+        ]
+
+    def _embed(self, texts: list[str]) -> Any:
+        """(B, H) vectors of length 1, on the CPU"""
+        from torch.nn.functional import normalize
+
+        inputs = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
+        ).to(self.model.device)
+        with own_precision(self.model):
+            states = self.model(**inputs).last_hidden_state.float()  # (B, T, H)
+        weights = inputs["attention_mask"][..., None].float()
+        return normalize((states * weights).sum(1) / weights.sum(1).clamp(min=1e-9), dim=1).cpu()
