@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,45 @@ from tqdm import tqdm
 from semioffline.data import Collator, Examples
 from semioffline.decoding import Decoding
 from semioffline.policy import Policy
+from semioffline.rewards import load_reward
 from semioffline.scoring import RewardSet, reward_columns
 
 SURFACE = ("length", "repetition", "distinct")
 """Always measured: what a narrow reward does not see."""
 
 
+CorpusScore = Callable[[Sequence[float]], float]
+"""Statistics summed over inputs -> the value over the whole set."""
+
+
 @dataclass
 class Evaluation:
     predictions: list[str]
     values: dict[str, list[float]]
-    """metric -> one value for each input"""
+    """metric -> one value for each input; of a metric over the whole set, its sentence form"""
     signatures: dict[str, str]
+    statistics: dict[str, list[list[float]]] = field(default_factory=dict)
+    """metric over the whole set (corpus BLEU) -> for each input, what adds up over inputs"""
+    corpus_scores: dict[str, CorpusScore] = field(default_factory=dict)
+    """metric over the whole set -> its value from summed statistics"""
 
     def means(self) -> dict[str, float]:
-        return {name: float(np.nanmean(values)) for name, values in self.values.items()}
+        """metric -> mean over inputs, or value over the whole set"""
+        return {name: self._value(name) for name in self.values}
+
+    def _value(self, name: str) -> float:
+        if name in self.statistics:
+            return corpus_value(self.statistics[name], self.corpus_scores[name])
+        return float(np.nanmean(self.values[name]))
 
     def result(self, resamples: int = 1000, seed: int = 0) -> dict[str, dict[str, Any]]:
-        """metric -> mean, 95 % interval, signature, number of inputs."""
+        """metric -> mean (or value over the whole set), 95 % interval, signature, number of inputs."""
         out = {}
         for name, values in self.values.items():
-            low, high = bootstrap_interval(values, resamples, seed)
+            inputs = self.statistics.get(name, values)
+            low, high = bootstrap_interval(inputs, resamples, seed, self.corpus_scores.get(name))
             out[name] = {
-                "mean": float(np.nanmean(values)),
+                "mean": self._value(name),
                 "low": low,
                 "high": high,
                 "inputs": len(values),
@@ -46,29 +62,62 @@ class Evaluation:
         return out
 
 
-def bootstrap_interval(values: Sequence[float], resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of the mean, resampling inputs."""
+def corpus_value(statistics: Any, corpus_score: CorpusScore) -> float:
+    """The value over the set whose inputs have these (N, S) statistics."""
+    return corpus_score(np.sum(np.asarray(statistics, dtype=float), axis=0).tolist())
+
+
+def _resampled(values: np.ndarray, resamples: int, seed: int, corpus_score: CorpusScore | None) -> np.ndarray:
+    """The mean, or the value over the set, of so many sets drawn from the inputs with replacement."""
+    rng = np.random.default_rng(seed)
+    draws = (values[rng.integers(len(values), size=len(values))] for _ in range(resamples))
+    if corpus_score is None:
+        return np.array([np.mean(draw) for draw in draws])
+    return np.array([corpus_value(draw, corpus_score) for draw in draws])
+
+
+def bootstrap_interval(
+    values: Sequence[Any], resamples: int = 1000, seed: int = 0, corpus_score: CorpusScore | None = None
+) -> tuple[float, float]:
+    """95 % percentile interval, resampling inputs: of the mean of `values`, or, with `corpus_score`, of the value over
+    the set, where `values` are statistics."""
     array = np.asarray(values, dtype=float)
-    array = array[~np.isnan(array)]
+    if corpus_score is None:
+        array = array[~np.isnan(array)]
     if not len(array):
         return math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    means = [np.mean(array[rng.integers(len(array), size=len(array))]) for _ in range(resamples)]
-    low, high = np.percentile(means, [2.5, 97.5])
+    low, high = np.percentile(_resampled(array, resamples, seed, corpus_score), [2.5, 97.5])
     return float(low), float(high)
 
 
-def paired_p_value(values: Sequence[float], others: Sequence[float], resamples: int = 2000, seed: int = 0) -> float:
-    """Two-sided paired bootstrap over inputs: how often the sign of the mean difference is not the observed one."""
-    differences = np.asarray(values, dtype=float) - np.asarray(others, dtype=float)
-    differences = differences[~np.isnan(differences)]
-    if not len(differences) or not differences.any():
+def paired_p_value(
+    values: Sequence[Any],
+    others: Sequence[Any],
+    resamples: int = 2000,
+    seed: int = 0,
+    corpus_score: CorpusScore | None = None,
+) -> float:
+    """Two-sided paired bootstrap over inputs: how often the sign of the difference is not the observed one.
+
+    The difference is that of the means of `values` and `others`, or, with `corpus_score`, that of the values over the
+    set, where both are statistics.
+    """
+    one, other = np.asarray(values, dtype=float), np.asarray(others, dtype=float)
+    if corpus_score is None:
+        inputs, score_difference = one - other, None
+        inputs = inputs[~np.isnan(inputs)]
+        same = not inputs.any()
+    else:
+        inputs, same = np.concatenate([one, other], axis=1), np.array_equal(one, other)
+
+        def score_difference(sums: Sequence[float]) -> float:
+            half = len(sums) // 2
+            return corpus_score(sums[:half]) - corpus_score(sums[half:])
+
+    if not len(inputs) or same:
         return 1.0
-    rng = np.random.default_rng(seed)
-    means = np.array(
-        [differences[rng.integers(len(differences), size=len(differences))].mean() for _ in range(resamples)]
-    )
-    return float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
+    differences = _resampled(inputs, resamples, seed, score_difference)
+    return float(min(1.0, 2 * min((differences <= 0).mean(), (differences >= 0).mean())))
 
 
 def generate_ids(
@@ -111,18 +160,35 @@ def evaluate(
     """Decode every example and measure `metrics` and the surface of the outputs."""
     with policy.meter.paused():
         ids = generate_ids(policy, examples, decoding, batch_size, progress)
-    return measure(policy.decode(ids), examples, metrics, decoding, ids)
+    return measure(policy.decode(ids), examples, metrics, decoding, ids, policy.device)
 
 
 def measure(
-    predictions: list[str], examples: Examples, metrics: Sequence[Any], decoding: Decoding, ids: list[list[int]]
+    predictions: list[str],
+    examples: Examples,
+    metrics: Sequence[Any],
+    decoding: Decoding,
+    ids: list[list[int]],
+    device: Any = None,
 ) -> Evaluation:
-    named = [m for m in metrics if m not in SURFACE]
-    reward_set = RewardSet([*named, *SURFACE])
-    values = score(predictions, [e.columns for e in examples.examples], reward_set, ids)
+    """Score outputs. Metrics that are models run on `device`; a metric that is given twice is measured once."""
+    named = [metric for metric in metrics if metric not in SURFACE]
+    functions: list[Any] = []
+    for metric in named:
+        function = load_reward(metric, device=device)[1]
+        functions += [] if any(function is other for other in functions) else [function]
+    reward_set = RewardSet([*functions, *SURFACE])
+    rows = [example.columns for example in examples.examples]
+    values = score(predictions, rows, reward_set, ids)
     tail = f"|dec:{decoding.signature()}"
     signatures = {name: getattr(f, "signature", name) + tail for name, f in reward_set.functions.items()}
-    return Evaluation(predictions, values, signatures)
+    evaluation = Evaluation(predictions, values, signatures)
+    references = [row["references"] for row in rows]
+    corpus: dict[str, Any] = {name: f for name, f in reward_set.functions.items() if hasattr(f, "corpus_score")}
+    for name, metric in corpus.items():
+        evaluation.statistics[name] = metric.statistics(predictions, references)
+        evaluation.corpus_scores[name] = metric.corpus_score
+    return evaluation
 
 
 def write_predictions(path: str | Path, evaluation: Evaluation, examples: Examples) -> None:

@@ -64,9 +64,9 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
 
 
 def print_metrics(title: str, metrics: dict[str, dict[str, Any]]) -> None:
-    """One line a metric: mean and 95 % interval. The signatures are in result.json."""
+    """One line a metric: mean over inputs (or value over the whole set) and 95 % interval. Signatures: result.json."""
     table = Table(title=title)
-    for column in ("metric", "mean", "95 % interval", "inputs"):
+    for column in ("metric", "value", "95 % interval", "inputs"):
         table.add_column(column, justify="left" if column == "metric" else "right")
     for name, m in metrics.items():
         table.add_row(name, f"{m['mean']:.4f}", f"{m['low']:.4f} – {m['high']:.4f}", str(m["inputs"]))

@@ -74,7 +74,7 @@ def load_reward(given: Any, processing_class: Any = None, device: Any = None) ->
         return given, REWARDS[given]()
     family, _, rest = given.partition(":")
     if family in FAMILIES:
-        reward = _load_model(family, rest, str(device), device, processing_class)
+        reward = _load_model(family, rest, processing_class, device)
         return reward.name, reward
     if family == "length_penalty":
         from semioffline.rewards.surface import LengthPenalty
@@ -86,19 +86,23 @@ def load_reward(given: Any, processing_class: Any = None, device: Any = None) ->
     raise unknown("reward", given, [*REWARDS, *(f"{name}:NAME" for name in FAMILIES)])
 
 
-_MODELS: dict[tuple[str, str, str], RewardFunction] = {}
+_MODELS: dict[tuple[str, str], Any] = {}
 
 
-def _load_model(family: str, given: str, place: str, device: Any, processing_class: Any) -> Any:
-    """Loaded once in a process: evaluation asks for its metrics every time."""
+def _load_model(family: str, given: str, processing_class: Any, device: Any) -> Any:
+    """Loaded once in a process, because evaluation asks for its metrics every time; it goes where it is asked to."""
     if not given.partition("?")[0]:
         raise UserError(f"'{family}:' needs the name or the path of a model: {family}:NAME_OR_PATH")
-    key = (family, given, place)
-    if key not in _MODELS or processing_class is not None:
-        module, name = FAMILIES[family]
-        load = getattr(importlib.import_module(f"{__name__}.{module}"), name).load
-        _MODELS[key] = load(given, processing_class, device)
-    return _MODELS[key]
+    module, name = FAMILIES[family]
+    load = getattr(importlib.import_module(f"{__name__}.{module}"), name).load
+    if processing_class is not None:
+        return load(given, processing_class, device)
+    if (family, given) not in _MODELS:
+        _MODELS[family, given] = load(given, device=device)
+    reward = _MODELS[family, given]
+    if device is not None and "device=" not in given:
+        reward.model.to(device)
+    return reward
 
 
 def reward_name(function: Any) -> str:
