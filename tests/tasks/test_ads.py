@@ -192,3 +192,18 @@ def test_task_loads_a_split():
     assert len(task.load(Source(limit=7), "test")) == 7
     with pytest.raises(UserError, match="Did you mean 'test'"):
         task.load(Source(), "tests")
+
+
+def test_task_reads_rows_that_were_written_before(tmp_path):
+    """Such as the candidates that `semioffline candidates --task ads` made; the other splits are built as ever."""
+    import json
+
+    from semioffline.tasks import Source, load_task
+
+    row = ads.build({"train": 1})["train"][0] | {"candidates": ["meet zorvia"], "candidate_rewards": [0.25]}
+    (tmp_path / "candidates.jsonl").write_text(json.dumps(row) + "\n")
+    source = Source(files={"train": str(tmp_path / "candidates.jsonl")})
+    task = load_task("ads")
+    assert task.load(source, "train").to_list() == [row]
+    assert len(task.load(source, "test")) == 500
+    assert task.has(source, "validation")

@@ -13,13 +13,15 @@ from transformers import HfArgumentParser
 from semioffline.config import option
 from semioffline.errors import UserError, unknown
 from semioffline.tasks import Source, Task, load_task
-from semioffline.tasks.files import VALIDATION, parse_columns
+from semioffline.tasks.files import parse_columns
 
 
 @dataclass
 class DataOptions:
     task: str = option("files", "Task by name; `files` is any data with a prompt and a completion.")
-    data_dir: str | None = option(None, "Folder with train/validation/test files, or a Hugging Face dataset name.")
+    data_dir: str | None = option(
+        None, "Folder with train/validation/test files, or a Hugging Face dataset name; else the task's public dataset."
+    )
     train_file: str | None = option(None, "File of the train split (JSON lines, CSV, Parquet; compressed too).")
     validation_file: str | None = option(None, "File of the validation split.")
     test_file: str | None = option(None, "File of the test split.")
@@ -27,6 +29,9 @@ class DataOptions:
     prompt_template: str | None = option(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.")
     limit: int | None = option(None, "Take so many rows of each split only.")
     eval_limit: int | None = option(None, "Take so many rows of the validation split only.")
+
+    def __post_init__(self) -> None:
+        self.model: str | None = None  # what reads the prompts: `parse` fills it in, from ModelOptions
 
     def load_task(self) -> Task:
         return load_task(self.task)
@@ -40,16 +45,12 @@ class DataOptions:
             prompt_template=self.prompt_template,
             limit=limit if limit is not None else self.limit,
             seed=seed,
+            model=self.model,
         )
 
     def has(self, split: str) -> bool:
         """Whether there is such a split: a folder may lack one; a hub dataset is not asked."""
-        if self.task == "ads" or getattr(self, f"{split}_file"):
-            return True
-        if self.data_dir is None or not Path(self.data_dir).is_dir():
-            return self.data_dir is not None and (split == "train" or not Path(self.data_dir).is_file())
-        names = VALIDATION if split == "validation" else (split,)
-        return any(path.name.startswith(names) for path in Path(self.data_dir).iterdir())
+        return self.load_task().has(self.source(), split)
 
 
 @dataclass
@@ -115,6 +116,8 @@ def parse(
         if not rest[0].startswith("-"):
             raise UserError(f"'{rest[0]}' stands alone: every setting is --name value")
         raise unknown("option", rest[0].split("=")[0].lstrip("-"), names)
+    for data in (options for options in parsed if isinstance(options, DataOptions)):
+        data.model = next((options.model for options in parsed if isinstance(options, ModelOptions)), None)
     return tuple(parsed[: len(types)])
 
 

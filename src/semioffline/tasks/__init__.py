@@ -1,6 +1,6 @@
 """One file for each task: how its rows become prompt, completion and references; its reward, metrics and decoding.
 
-A module here defines `TASK`; its file name is the task's name.
+A module here defines `TASK`; its file name is the task's name. `reading` holds what tasks share.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semioffline.errors import unknown
+from semioffline.tasks.reading.places import has_split
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,16 @@ class Source:
     seed: int = 0
     raw: bool = False
     """The rows as they are stored: columns not renamed, no template."""
+    model: str | None = None
+    """Name or folder of the model that will read the prompts: a task may have a form for its kind. None: no form."""
+
+    def where(self, split: str) -> str | None:
+        return self.files.get(split) or self.data_dir
+
+
+def _has(source: Source, split: str) -> bool:
+    where = source.where(split)
+    return where is not None and (split in source.files or has_split(where, split))
 
 
 @dataclass(frozen=True)
@@ -40,10 +51,12 @@ class Task:
     metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeL")
     settings: dict[str, Any] = field(default_factory=dict)
     """Defaults for lengths and decoding, by the names of SemiOfflineConfig."""
+    has: Callable[[Source, str], bool] = _has
+    """(source, split) -> whether there is such a split; a dataset on the Hub is not asked."""
 
 
 def task_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
 def load_task(name: str) -> Task:

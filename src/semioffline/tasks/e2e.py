@@ -1,0 +1,20 @@
+"""E2E: facts about a restaurant to a description (Novikova et al., 2017). Several descriptions for each input."""
+
+from semioffline.tasks import Task
+from semioffline.tasks.reading.corpus import Corpus
+
+_CORPUS = Corpus(
+    name="GEM/e2e_nlg",
+    prompt=("meaning_representation", "mr", "input"),
+    completion=("human_reference", "ref", "target"),
+    forms={"t5": "describe the restaurant: {prompt}", "decoder_only": "Facts: {prompt}\nDescription:"},
+    grouped=True,
+)
+
+TASK = Task(
+    load=_CORPUS,
+    has=_CORPUS.has,
+    reward="rouge",
+    metrics=("rouge1", "rouge2", "rougeL", "bleu"),
+    settings={"max_prompt_length": 128, "max_completion_length": 96},
+)

@@ -1,0 +1,225 @@
+"""A public dataset as a task reads it: where it is, its columns, and how its rows become prompts."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semioffline.errors import UserError
+from semioffline.tasks import Source
+from semioffline.tasks.reading.formats import Row
+from semioffline.tasks.reading.kinds import model_kind
+from semioffline.tasks.reading.places import Place, has_split, open_rows
+from semioffline.tasks.reading.rows import (
+    TEXTS,
+    check_rows,
+    fill_template,
+    find_groups,
+    iterate,
+    missing,
+    set_column,
+    set_references,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A split that the dataset does not have: this share of another split's inputs, which that one then lacks."""
+
+    split: str
+    of: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Called as `Task.load` is: (source, split) -> rows with prompt, completion, references and every other column.
+
+    Rows come from the source's files or folder, or by default from `name` on the Hub. In the column of the prompt a
+    list of texts is joined by spaces; in the column of the completion it is a list of references. Rows without a prompt
+    or a completion, which public datasets have, are left out and counted in the log.
+
+    A file that has the columns prompt and completion already is taken as it is: its prompts have their form.
+    """
+
+    name: str | None
+    """On the Hugging Face Hub: name, name:config, either with @revision after it."""
+    prompt: tuple[str, ...]
+    """Columns that may hold the source, the first that is there counts."""
+    completion: tuple[str, ...]
+    """Columns that may hold the target."""
+    references: tuple[str, ...] = ()
+    """Columns that may hold more right answers."""
+    forms: Mapping[str, str] = field(default_factory=dict)
+    """kind of model -> prompt template; a kind that is not here reads the plain source."""
+    grouped: bool = False
+    """Several rows share an input: in validation and test they become one row with all references."""
+    held_out: HeldOut | None = None
+    unpack: Callable[[Row], Iterable[Row]] | None = None
+    """A stored row to the rows it stands for, where the stored form is another."""
+
+    def __call__(self, source: Source, split: str) -> "Dataset":
+        if source.limit is not None and source.limit < 1:
+            raise UserError(f"limit must be at least 1, got {source.limit}.")
+        held = self._held_out(source, split)
+        stored, place = self._open(source, held.of if held else split)
+        shaped, formed = self._shape(stored, source.columns, place)
+        chosen = _with_text(shaped, place)
+        if held is not None:
+            chosen = _choose_inputs(shaped["prompt"], chosen, held, split)
+        if self.grouped and split != "train":
+            groups = {chosen[index]: texts for index, texts in find_groups(shaped.select(chosen)).items()}
+            stored, shaped, chosen = set_references(stored, groups), set_references(shaped, groups), list(groups)
+        chosen = chosen[: source.limit]
+        if source.raw:
+            return stored.select(chosen)
+        form = source.prompt_template or (None if formed else self.form(source))
+        if form is not None:
+            shaped = fill_template(shaped, form, place, allow_empty=True)
+        rows = shaped.select(chosen)
+        check_rows(rows, lambda index: place(chosen[index]))
+        return rows
+
+    def has(self, source: Source, split: str) -> bool:
+        """Whether there is such a split; a dataset on the Hub is not asked."""
+        where = self._where(source, split)
+        if where is None or split in source.files:
+            return where is not None
+        return has_split(where, split) or self._held_out(source, split) is not None
+
+    def form(self, source: Source) -> str | None:
+        """The prompt template for the model that will read the prompts."""
+        return self.forms.get(model_kind(source.model)) if self.forms and source.model else None
+
+    # ---- where the rows are ----
+
+    def _where(self, source: Source, split: str) -> str | None:
+        return source.where(split) or (None if source.files else self.name)
+
+    def _held_out(self, source: Source, split: str) -> HeldOut | None:
+        """What is held out, where that concerns this split. On the Hub always: there the split is missing, or has no
+        answers. In a folder, when it has no file for it."""
+        held, where = self.held_out, self._where(source, split)
+        if held is None or where is None or split not in (held.split, held.of):
+            return None
+        path = Path(where).expanduser()
+        there = path.is_file() or (path.is_dir() and has_split(path, held.split))
+        return None if there or {split, held.split} & source.files.keys() else held
+
+    def _open(self, source: Source, split: str) -> "tuple[Dataset, Place]":
+        where = self._where(source, split)
+        if where is None:
+            columns = f"{' or '.join(self.prompt)}, and {' or '.join(self.completion)}"
+            raise UserError(
+                f"no data for the {split} split: give --{split}_file FILE, or --data_dir FOLDER with files train*, "
+                f"validation* and test* (columns: {columns})"
+            )
+        in_full = self.held_out is not None or (self.grouped and split != "train")
+        try:
+            stored, place = open_rows(where, split, None if in_full else source.limit)
+        except UserError as error:
+            if where == source.where(split):
+                raise
+            raise UserError(
+                f"no --data_dir was given, and the public dataset cannot be loaded: {error} Give --data_dir FOLDER "
+                "with files train*, validation* and test*."
+            ) from error
+        return (stored, place) if self.unpack is None else _unpack(stored, place, self.unpack)
+
+    # ---- columns ----
+
+    def _shape(self, stored: "Dataset", given: Mapping[str, str], place: Place) -> "tuple[Dataset, bool]":
+        """The rows with our columns, and whether they had them already."""
+        names = stored.column_names
+        if not given and set(TEXTS) <= set(names):
+            return stored, True
+        theirs = {"prompt": self.prompt, "completion": self.completion}
+        chosen = {ours: _find(ours, given.get(ours), theirs[ours], names, place) for ours in TEXTS}
+        more = [name for name in (*self.references, "references") if name in names]
+        used = list(dict.fromkeys([*chosen.values(), *more]))
+        rows = list(iterate(stored, used))
+        columns: dict[str, list[Any]] = {
+            "prompt": [_join(row[chosen["prompt"]]) for row in rows],
+            "completion": [_first(row[chosen["completion"]]) for row in rows],
+        }
+        if more or any(isinstance(row[chosen["completion"]], list) for row in rows):
+            columns["references"] = [_merge(*(row[name] for name in (chosen["completion"], *more))) for row in rows]
+        for name, values in columns.items():
+            stored = set_column(stored, name, values)
+        return stored.remove_columns([name for name in used if name not in columns]), False
+
+
+def _find(ours: str, given: str | None, usual: tuple[str, ...], names: list[str], place: Place) -> str:
+    """Their name of one of our columns."""
+    looked_for = (given,) if given else usual
+    for name in looked_for:
+        if name in names:
+            return name
+    looked, known = " or ".join(looked_for), ", ".join(names)
+    raise UserError(
+        f"{place(0)}: no column for the {ours}: looked for {looked}; there are {known}. "
+        f"Name yours with --columns {ours}=THEIRS."
+    )
+
+
+def _join(value: Any) -> Any:
+    """The sentences or words of a list as one text; what is no list of texts stays as it is."""
+    return " ".join(value) if isinstance(value, list) and all(isinstance(part, str) for part in value) else value
+
+
+def _first(value: Any) -> Any:
+    return (value[0] if value else None) if isinstance(value, list) else value
+
+
+def _merge(*values: Any) -> list[Any]:
+    """All texts, each once, in order."""
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    return list(dict.fromkeys(text for texts in lists for text in texts if text is not None))
+
+
+def _unpack(stored: "Dataset", place: Place, unpack: Callable[[Row], Iterable[Row]]) -> "tuple[Dataset, Place]":
+    from datasets import Dataset
+
+    rows, origins = [], []
+    for index, row in enumerate(iterate(stored, stored.column_names)):
+        for part in unpack(row):
+            rows.append(part)
+            origins.append(index)
+    return Dataset.from_list(rows), lambda index: place(origins[index])
+
+
+def _with_text(shaped: "Dataset", place: Place) -> list[int]:
+    """The rows that have a prompt and a completion."""
+    empty = {index for index, row in enumerate(iterate(shaped, TEXTS)) if missing(row, TEXTS)}
+    if len(empty) == len(shaped):
+        raise UserError(f"{place(0)}: no row has both a prompt and a completion.")
+    if empty:
+        count = f"{len(empty)} of {len(shaped):,} rows"
+        _say(f"{count} have no prompt or no completion and are left out: {place(min(empty))}")
+    return [index for index in range(len(shaped)) if index not in empty]
+
+
+def _choose_inputs(prompts: Sequence[str], rows: list[int], held: HeldOut, split: str) -> list[int]:
+    """The rows of one of two splits. An input's hash decides, so the choice does not depend on the other rows."""
+    _say(f"there is no {held.split} split: {held.share:.0%} of the inputs of {held.of} are held out for it")
+    texts = list(prompts)
+    return [index for index in rows if (_share(texts[index]) < held.share) == (split == held.split)]
+
+
+def _share(text: str) -> float:
+    """A number in [0, 1) that depends on the text only."""
+    return int.from_bytes(sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+@cache
+def _say(message: str) -> None:
+    """Once for each message: a split may be read more than once."""
+    logger.warning("%s", message)

@@ -1,0 +1,185 @@
+"""Rows with our columns, checked.
+
+Whatever is wrong with a file is told with its name and line: rows are never dropped, and text is never guessed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as short
+from string import Formatter
+from typing import TYPE_CHECKING, Any, cast
+
+from semioffline.errors import UserError, unknown
+from semioffline.tasks.reading.formats import Row
+from semioffline.tasks.reading.places import Place, open_rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def load_rows(
+    source: "str | Path | Sequence[str | Path] | Dataset",
+    split: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    prompt_template: str | None = None,
+    limit: int | None = None,
+    require: Sequence[str] = ("prompt", "completion"),
+    allow_empty: bool = False,
+) -> "Dataset":
+    """Load rows, name their columns as we do, and check them.
+
+    source: a file (.jsonl, .json, .csv, .tsv, .parquet, also with .gz, .bz2, .xz or .zst after it), a list of files,
+        a folder, a name on the Hugging Face Hub (`name`, `name:config`, either with
+        `@revision` after it; never with remote code), or a Dataset.
+    split: which files of a folder (`train.jsonl`, or else all `train*`) or which split on the Hub. Else unused.
+    columns: our name -> their name, e.g. `{"prompt": "dialogue", "completion": "summary"}`.
+    prompt_template: e.g. `"Dialogue:\\n{prompt}\\nSummary:"`; a field is any column, after renaming.
+    limit: only the first rows. require: columns that must exist.
+    allow_empty: let prompts and completions be missing in some rows (None stays None) or empty.
+    """
+    dataset, place = open_rows(source, split, limit)
+    dataset = _rename(dataset, columns or {})
+    if prompt_template is not None:
+        dataset = fill_template(dataset, prompt_template, place, allow_empty)
+    check_rows(dataset, place, require, allow_empty)
+    return dataset
+
+
+def check_rows(
+    dataset: "Dataset", place: Place, require: Sequence[str] = ("prompt", "completion"), allow_empty: bool = False
+) -> None:
+    for name in require:
+        if name not in dataset.column_names:
+            known = ", ".join(dataset.column_names)
+            raise UserError(f"no column '{name}'. Columns: {known}. Map one of them with columns {name}=THEIR_NAME.")
+    texts = [name for name in TEXTS if name in require]
+    checked = [*texts, *(name for name in _LISTS if name in dataset.column_names)]
+    for index, row in enumerate(iterate(dataset, checked)):
+        if problem := (not allow_empty and missing(row, texts)) or _wrong_type(row, texts):
+            raise UserError(f"{place(index)}: {problem}")
+
+
+def parse_columns(pairs: Iterable[str]) -> dict[str, str]:
+    """Column names as typed on the command line: `["prompt=dialogue"]` -> `{"prompt": "dialogue"}`."""
+    columns: dict[str, str] = {}
+    for pair in pairs:
+        ours, equals, theirs = (part.strip() for part in pair.partition("="))
+        if not (ours and equals and theirs):
+            raise UserError(f"cannot read column mapping '{pair}': write OURS=THEIRS, for example prompt=dialogue.")
+        if ours in columns:
+            raise UserError(f"column '{ours}' is mapped twice: to '{columns[ours]}' and to '{theirs}'.")
+        columns[ours] = theirs
+    return columns
+
+
+def group_references(dataset: "Dataset") -> "Dataset":
+    """Merge rows with the same prompt into one whose `references` are all their completions, in order.
+
+    `completion` and every other column come from the first of the rows. A row's own references join the list.
+    """
+    groups = find_groups(dataset)
+    return set_references(dataset, groups).select(list(groups))
+
+
+def find_groups(dataset: "Dataset") -> dict[int, list[str]]:
+    """For each prompt, the index of its first row and the references of all its rows."""
+    if absent := [name for name in TEXTS if name not in dataset.column_names]:
+        raise unknown("column", absent[0], dataset.column_names)
+    first: dict[str, int] = {}
+    groups: dict[int, list[str]] = {}
+    names = [*TEXTS, *({"references"} & set(dataset.column_names))]
+    for index, row in enumerate(iterate(dataset, names)):
+        completion, own = row["completion"], row.get("references") or []
+        texts = [completion, *(text for text in own if text != completion)]
+        group = groups.setdefault(first.setdefault(row["prompt"], index), [])
+        group.extend(text for text in texts if text is not None)
+    return groups
+
+
+def set_references(dataset: "Dataset", references: Mapping[int, list[str]]) -> "Dataset":
+    """The column `references`, by index; before rows are selected, or else datasets copies them all."""
+    return set_column(dataset, "references", [references.get(index, []) for index in range(len(dataset))])
+
+
+def iterate(dataset: "Dataset", names: Sequence[str]) -> Iterator[Row]:
+    """The rows as plain Python values, only the columns asked for."""
+    if names:
+        for batch in dataset.with_format(None).select_columns(list(names)).iter(batch_size=1000):
+            for values in zip(*(batch[name] for name in names), strict=True):
+                yield dict(zip(names, values, strict=True))
+
+
+def set_column(dataset: "Dataset", name: str, values: list[Any]) -> "Dataset":
+    if name in dataset.column_names:
+        dataset = dataset.remove_columns(name)
+    return cast("Dataset", dataset.add_column(name, values))
+
+
+def _rename(dataset: "Dataset", columns: Mapping[str, str]) -> "Dataset":
+    theirs = list(columns.values())
+    for ours, name in columns.items():
+        if name not in dataset.column_names:
+            raise unknown("column", name, dataset.column_names)
+        if theirs.count(name) > 1:
+            raise UserError(f"column '{name}' is mapped to two names: each column can be used once.")
+        if ours in dataset.column_names and ours not in theirs:
+            raise UserError(f"cannot rename column '{name}' to '{ours}': there is a column '{ours}' already.")
+    moved = {name: ours for ours, name in columns.items() if name != ours}
+    return dataset.rename_columns(moved) if moved else dataset
+
+
+def _parse_template(template: str, columns: Sequence[str]) -> list[tuple[str, str | None]]:
+    """The template as (text, column after it). Only `{column}`: no attributes, indices, conversions or formats."""
+    try:
+        parsed = list(Formatter().parse(template.replace("\\n", "\n")))  # \n as it is typed on a command line
+    except ValueError as error:
+        raise UserError(f"cannot read prompt_template: {error}. Write {{{{ or }}}} for a brace.") from error
+    for _, field, spec, conversion in parsed:
+        if spec or conversion:
+            raise UserError(f"prompt_template: write only {{{field}}}, without a format or conversion.")
+        if field is not None and field not in columns:
+            raise unknown("column in prompt_template", field, columns)
+    if all(part[1] is None for part in parsed):
+        raise UserError(f"prompt_template uses no column: write for example {{{columns[0]}}} in it.")
+    return [part[:2] for part in parsed]
+
+
+def fill_template(dataset: "Dataset", template: str, place: Place, allow_empty: bool) -> "Dataset":
+    parts = _parse_template(template, dataset.column_names)
+    fields = list(dict.fromkeys(field for _, field in parts if field is not None))
+    prompts = []
+    for index, row in enumerate(iterate(dataset, fields)):
+        if not allow_empty and (problem := missing(row, fields)):
+            raise UserError(f"{place(index)}: {problem}")
+        for field, value in row.items():
+            if not isinstance(value, str | int | float | None):
+                raise UserError(f"{place(index)}: prompt_template needs text or numbers, {field} is {short(value)}.")
+        texts = {field: "" if value is None else str(value) for field, value in row.items()}
+        prompts.append("".join(literal + (texts[field] if field else "") for literal, field in parts))
+    return set_column(dataset, "prompt", prompts)
+
+
+TEXTS = ("prompt", "completion")
+_LISTS: dict[str, tuple[type, ...]] = {"references": (str,), "candidates": (str,), "candidate_rewards": (float, int)}
+
+
+def missing(row: Row, names: Sequence[str]) -> str | None:
+    for name in names:
+        if row[name] is None or (name in TEXTS and not str(row[name]).strip()):
+            return f"the {name} is missing or empty."
+    return None
+
+
+def _wrong_type(row: Row, texts: Sequence[str]) -> str | None:
+    for name in texts:
+        if not isinstance(row[name], str | None):
+            return f"the {name} must be text, got {short(row[name])}."
+    for name, kinds in _LISTS.items():
+        values = row.get(name)
+        fits = isinstance(values, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
+        if values is not None and not fits:
+            return f"{name} must be a list of {'texts' if kinds == (str,) else 'numbers'}, got {short(values)}."
+    rewards, count = row.get("candidate_rewards"), len(row.get("candidates") or [])
+    if rewards is not None and len(rewards) != count:
+        return f"{count} candidates but {len(rewards)} candidate_rewards: there must be one for each."
+    return None

@@ -1,0 +1,195 @@
+"""The tasks on public datasets: the columns and files they read, their prompt forms, references and missing splits."""
+
+import json
+
+import pytest
+import transformers as hf
+
+from semioffline.errors import UserError
+from semioffline.tasks import Source, load_task
+
+CONFIGS = {
+    "t5": hf.T5Config(),
+    "encoder_decoder": hf.BartConfig(),
+    "decoder_only": hf.LlamaConfig(),
+}
+
+
+@pytest.fixture(scope="session")
+def readers(tmp_path_factory):
+    """kind of model -> a folder with its config.json: all that a task looks at."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind, config in CONFIGS.items():
+        config.save_pretrained(folder / kind)
+    return {kind: str(folder / kind) for kind in CONFIGS}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write_split(folder, split, rows):
+    write(folder / f"{split}.jsonl", rows)
+    return Source(data_dir=str(folder))
+
+
+SAMSUM = [{"id": "1", "dialogue": "A: hi\nB: ho", "summary": "They greet."}]
+E2E = [
+    {"input": "name[X], area[city]", "target": "X is in the city."},
+    {"input": "name[Y]", "target": "Y."},
+    {"input": "name[X], area[city]", "target": "In the city there is X."},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [
+        ("t5", "summarize: A: hi\nB: ho"),
+        ("encoder_decoder", "A: hi\nB: ho"),
+        ("decoder_only", "Dialogue:\nA: hi\nB: ho\nSummary:"),
+    ],
+)
+def test_the_prompt_has_the_form_that_the_model_wants(tmp_path, readers, kind, prompt):
+    source = write_split(tmp_path, "test", SAMSUM)
+    [row] = load_task("samsum").load(Source(data_dir=source.data_dir, model=readers[kind]), "test")
+    assert row == {"id": "1", "prompt": prompt, "completion": "They greet."}
+
+
+def test_an_adapter_reads_what_its_base_reads(tmp_path, readers):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": readers["t5"]}))
+    source = write_split(tmp_path, "test", SAMSUM)
+    [row] = load_task("samsum").load(Source(data_dir=source.data_dir, model=str(tmp_path / "adapter")), "test")
+    assert row["prompt"].startswith("summarize: ")
+
+
+def test_a_template_of_ones_own_replaces_the_form(tmp_path, readers):
+    source = write_split(tmp_path, "test", SAMSUM)
+    source = Source(data_dir=source.data_dir, model=readers["t5"], prompt_template="TL;DR {prompt}")
+    assert load_task("samsum").load(source, "test")[0]["prompt"] == "TL;DR A: hi\nB: ho"
+
+
+def test_rows_that_have_a_prompt_are_formed_already(tmp_path, readers):
+    """Such as the candidates of a comparison: the form is not put around them twice."""
+    row = {"prompt": "summarize: A: hi", "completion": "They greet.", "candidates": ["Hi."], "candidate_rewards": [0.5]}
+    source = Source(files={"train": write(tmp_path / "c.jsonl", [row])}, model=readers["t5"])
+    assert load_task("samsum").load(source, "train").to_list() == [row]
+
+
+def test_candidates_are_read_back_as_the_rows_they_were_made_from(tmp_path, readers):
+    """`candidates` stores the rows as they are (raw) with two columns more; the task gives them their form again."""
+    task, source = load_task("e2e"), write_split(tmp_path, "train", E2E)
+    source = Source(data_dir=source.data_dir, model=readers["t5"])
+    rows, stored = task.load(source, "train"), task.load(Source(data_dir=source.data_dir, raw=True), "train")
+    assert stored.to_list() == E2E
+    more = {"candidates": ["a"], "candidate_rewards": [1.0]}
+    path = write(tmp_path / "candidates.jsonl", [row | more for row in stored])
+    again = task.load(Source(files={"train": path}, model=readers["t5"]), "train")
+    assert again.to_list() == [row | more for row in rows]
+    assert len(again) == 3
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_rows_with_the_same_input_become_one_with_all_references(tmp_path, readers, split):
+    task, source = load_task("e2e"), write_split(tmp_path, split, E2E)
+    source = Source(data_dir=source.data_dir, model=readers["t5"])
+    assert task.load(source, split).to_list() == [
+        {
+            "prompt": "describe the restaurant: name[X], area[city]",
+            "completion": "X is in the city.",
+            "references": ["X is in the city.", "In the city there is X."],
+        },
+        {"prompt": "describe the restaurant: name[Y]", "completion": "Y.", "references": ["Y."]},
+    ]
+    one = Source(data_dir=source.data_dir, limit=1)
+    assert task.load(one, split)["references"][:] == [["X is in the city.", "In the city there is X."]]
+    stored = task.load(Source(data_dir=source.data_dir, raw=True), split)
+    assert stored[0] == E2E[0] | {"references": ["X is in the city.", "In the city there is X."]}
+    path = write(tmp_path / "stored.jsonl", stored)
+    again = task.load(Source(files={split: path}, model=readers["t5"]), split)
+    assert again.to_list() == task.load(source, split).to_list()
+
+
+def test_training_rows_stay_single(tmp_path):
+    source = write_split(tmp_path, "train", E2E)
+    assert len(load_task("e2e").load(source, "train")) == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "row"),
+    [
+        ("e2e", {"meaning_representation": "p", "human_reference": "c"}),
+        ("e2e", {"mr": "p", "ref": "c"}),
+        ("e2e", {"input": "p", "target": "c"}),
+        ("samsum", {"dialogue": "p", "summary": "c"}),
+    ],
+)
+def test_the_columns_that_people_have(tmp_path, task, row):
+    source = write_split(tmp_path, "train", [row])
+    assert load_task(task).load(source, "train").to_list() == [{"prompt": "p", "completion": "c"}]
+
+
+def test_a_missing_column_is_told_with_what_was_looked_for(tmp_path):
+    source = write_split(tmp_path, "train", [{"text": "p", "summary": "c"}])
+    message = "train.jsonl, line 1: no column for the prompt: looked for dialogue; there are text, summary"
+    with pytest.raises(UserError, match=message):
+        load_task("samsum").load(source, "train")
+    own = Source(data_dir=source.data_dir, columns={"prompt": "text"})
+    assert load_task("samsum").load(own, "train").to_list() == [{"prompt": "p", "completion": "c"}]
+    with pytest.raises(UserError, match="looked for txt; there are text, summary"):
+        load_task("samsum").load(Source(data_dir=source.data_dir, columns={"prompt": "txt"}), "train")
+
+
+def test_a_missing_file_is_told_with_what_was_looked_for(tmp_path):
+    source = write_split(tmp_path, "train", SAMSUM)
+    with pytest.raises(UserError, match=r"no test split: looked for test\*.*It holds: train.jsonl"):
+        load_task("samsum").load(source, "test")
+    with pytest.raises(
+        UserError, match=r"no data for the test split: give --test_file .*columns: dialogue, and summary"
+    ):
+        load_task("samsum").load(Source(files={"train": f"{tmp_path}/train.jsonl"}), "test")
+
+
+def test_without_a_folder_the_public_dataset_is_asked_for(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(name, config, **options):
+        asked.append((name, config, options["split"]))
+        if len(asked) > 1:
+            raise ConnectionError("no network")
+        return datasets.Dataset.from_list(SAMSUM)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load_task("samsum").load(Source(), "test")[0]["prompt"] == "A: hi\nB: ho"
+    assert asked == [("knkarthick/samsum", None, "test")]
+    with pytest.raises(UserError, match=r"no --data_dir was given.*no network.*Give --data_dir FOLDER"):
+        load_task("samsum").load(Source(), "test")
+
+
+def test_rows_without_text_are_left_out_and_told(tmp_path, caplog):
+    """SAMSum and others have a few."""
+    rows = [
+        *SAMSUM,
+        {"id": "2", "dialogue": "", "summary": "x"},
+        {"id": "3", "dialogue": "d", "summary": None},
+        *SAMSUM,
+    ]
+    source = write_split(tmp_path, "train", rows)
+    assert load_task("samsum").load(source, "train")["id"][:] == ["1", "1"]
+    assert "2 of 4 rows have no prompt or no completion and are left out" in caplog.text
+    assert "train.jsonl, line 2" in caplog.text
+    source = write_split(tmp_path, "train", rows[1:3])
+    with pytest.raises(UserError, match="no row has both"):
+        load_task("samsum").load(source, "train")
+
+
+def test_which_splits_there_are(tmp_path):
+    source = write_split(tmp_path, "train", SAMSUM)
+    task = load_task("samsum")
+    assert [task.has(source, split) for split in ("train", "validation", "test")] == [True, False, False]
+    assert task.has(Source(), "validation")  # on the Hub
+    files = Source(files={"train": f"{tmp_path}/train.jsonl"})
+    assert [task.has(files, split) for split in ("train", "validation")] == [True, False]
