@@ -6,7 +6,8 @@ import pytest
 import transformers as hf
 
 from semioffline.errors import UserError
-from semioffline.tasks import Source, load_task
+from semioffline.tasks import Source, load_task, task_names
+from semioffline.tasks.reading.kinds import KINDS
 
 CONFIGS = {
     "t5": hf.T5Config(),
@@ -123,16 +124,161 @@ def test_training_rows_stay_single(tmp_path):
         ("e2e", {"mr": "p", "ref": "c"}),
         ("e2e", {"input": "p", "target": "c"}),
         ("samsum", {"dialogue": "p", "summary": "c"}),
+        ("dialogsum", {"dialogue": "p", "summary": "c"}),
+        ("cnndm", {"article": "p", "highlights": "c"}),
+        ("xsum", {"document": "p", "summary": "c"}),
+        ("commongen", {"concepts": ["p"], "target": "c"}),
+        ("commongen", {"input": "p", "target": "c"}),
+        ("scitldr", {"input": "p", "target": "c"}),
+        ("squad_qg", {"paragraph_answer": "p", "question": "c"}),
+        ("nqg", {"input": "p", "target": "c"}),
     ],
 )
 def test_the_columns_that_people_have(tmp_path, task, row):
+    write(tmp_path / "validation.jsonl", [row])  # nqg would hold one out of train
     source = write_split(tmp_path, "train", [row])
     assert load_task(task).load(source, "train").to_list() == [{"prompt": "p", "completion": "c"}]
 
 
+def test_lists_are_joined_in_a_prompt_and_references_in_a_completion(tmp_path):
+    row = {"source": ["We do this.", "It works."], "target": ["It works well.", "This works."]}
+    [loaded] = load_task("scitldr").load(write_split(tmp_path, "test", [row]), "test")
+    assert loaded == {
+        "prompt": "We do this. It works.",
+        "completion": "It works well.",
+        "references": ["It works well.", "This works."],
+    }
+
+
+def test_references_in_columns_of_their_own(tmp_path):
+    """DialogSum's original files; on the Hub they are three rows."""
+    three = {"dialogue": "d", "summary1": "a", "summary2": "b", "summary3": "a"}
+    write(tmp_path / "dialogsum.test.jsonl", [three])
+    [loaded] = load_task("dialogsum").load(Source(data_dir=str(tmp_path)), "test")
+    assert loaded == {"prompt": "d", "completion": "a", "references": ["a", "b"]}
+    rows = [{"dialogue": "d", "summary": text} for text in "ab"]
+    [loaded] = load_task("dialogsum").load(write_split(tmp_path, "test", rows), "test")
+    assert loaded == {"prompt": "d", "completion": "a", "references": ["a", "b"]}
+
+
+# ---- splits that are not there ----
+
+
+def numbered(count):
+    return [{"input": f"concept{n // 2}", "target": f"sentence {n}"} for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("task", "missing", "of", "share"), [("commongen", "test", "validation", 0.5), ("nqg", "validation", "train", 0.1)]
+)
+def test_a_missing_split_is_held_out_by_input(tmp_path, caplog, task, missing, of, share):
+    task, source = load_task(task), write_split(tmp_path, of, numbered(2000))
+    parts = [task.load(source, split) for split in (missing, of)]
+    inputs = [set(part["prompt"]) for part in parts]
+    assert not inputs[0] & inputs[1]
+    assert len(inputs[0] | inputs[1]) == 1000
+    assert len(inputs[0]) == pytest.approx(1000 * share, abs=40)
+    assert f"there is no {missing} split: {share:.0%} of the inputs of {of} are held out for it" in caplog.text
+    assert task.has(source, missing)
+    (tmp_path / "some").mkdir()
+    fewer = write_split(tmp_path / "some", of, numbered(2000)[400:])  # other rows do not change who is chosen
+    assert set(task.load(fewer, missing)["prompt"]) == inputs[0] - {f"concept{n}" for n in range(200)}
+    stored = task.load(Source(data_dir=source.data_dir, raw=True), missing)
+    assert stored["input"][:] == parts[0]["prompt"][:]
+
+
+def test_nothing_is_held_out_where_the_split_is_there(tmp_path):
+    task, rows = load_task("nqg"), numbered(200)
+    source = write_split(tmp_path, "train", rows)
+    own = Source(data_dir=source.data_dir, files={"validation": write(tmp_path / "mine.jsonl", rows[:4])})
+    assert len(task.load(own, "train")) == 200
+    candidates = Source(data_dir=source.data_dir, files={"train": write(tmp_path / "candidates.jsonl", rows[:50])})
+    assert len(task.load(candidates, "train")) == 50
+    assert 0 < len(task.load(candidates, "validation")) < 100
+    write(tmp_path / "validation.jsonl", rows[:4])
+    assert len(task.load(source, "train")) == 200
+    assert len(task.load(source, "validation")) == 2
+
+
+# ---- SQuAD ----
+
+CONTEXT = "Beyonce, born in Houston, sings."
+ANSWERS = [{"text": "Houston", "answer_start": 17}, {"text": "in Houston", "answer_start": 14}]
+MARKED = "Beyonce, born in <hl> Houston <hl> , sings."
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"paragraph_answer": MARKED, "question": "Where?"},
+        {"context": CONTEXT, "question": "Where?", "answers": ANSWERS},
+        {"context": CONTEXT, "question": "Where?", "answers": {"text": ["Houston"], "answer_start": [17]}},
+    ],
+)
+def test_squad_marks_the_answer(tmp_path, readers, row):
+    source = Source(data_dir=write_split(tmp_path, "train", [row]).data_dir, model=readers["t5"])
+    [loaded] = load_task("squad_qg").load(source, "train")
+    assert (loaded["prompt"], loaded["completion"]) == (f"generate question: {MARKED}", "Where?")
+    stored = load_task("squad_qg").load(Source(data_dir=source.data_dir, raw=True), "train")
+    again = Source(files={"train": write(tmp_path / "candidates.jsonl", stored)}, model=readers["t5"])
+    assert load_task("squad_qg").load(again, "train")[0] == loaded
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_squad_in_its_original_form(tmp_path, indent):
+    asked = [
+        {"id": "a", "question": "Where?", "answers": ANSWERS},
+        {"id": "b", "question": "Who?", "answers": [{"text": "Beyonce", "answer_start": 0}]},
+        {"id": "c", "question": "When?", "answers": [], "is_impossible": True},
+    ]
+    paragraphs = [{"context": CONTEXT, "qas": asked}]
+    nested = {"version": "1.1", "data": [{"title": "Beyonce", "paragraphs": paragraphs}]}
+    (tmp_path / "dev-v1.1.json").write_text(json.dumps(nested, indent=indent))
+    loaded = load_task("squad_qg").load(Source(data_dir=str(tmp_path)), "validation")
+    assert loaded.to_list() == [
+        {"id": "a", "prompt": MARKED, "completion": "Where?"},
+        {"id": "b", "prompt": "<hl> Beyonce <hl> , born in Houston, sings.", "completion": "Who?"},
+    ]
+    assert len(load_task("squad_qg").load(Source(data_dir=str(tmp_path), limit=1), "validation")) == 1
+
+
+def test_the_reward_of_question_generation_is_the_average_of_bleu_and_rouge():
+    from semioffline.rewards import load_reward
+
+    texts, references = ["where is it ?", "who sings ?"], [["where was it ?"], ["who sings ?"]]
+    name, reward = load_reward(load_task("squad_qg").reward)
+    bleu, rouge = (load_reward(part)[1](completions=texts, references=references) for part in ("bleu", "rougeL"))
+    assert name == "bleu_rougeL"
+    expected = [(a + b) / 2 for a, b in zip(bleu, rouge, strict=True)]
+    assert reward(completions=texts, references=references, prompts=["", ""]) == pytest.approx(expected)
+    assert expected[1] == pytest.approx(1.0)
+
+
+# ---- what every task declares ----
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_rewards_metrics_and_settings_exist(name):
+    from dataclasses import fields
+
+    from semioffline.cli.evaluate import EvaluateOptions
+    from semioffline.config import SemiOfflineConfig
+    from semioffline.rewards import load_reward
+
+    task = load_task(name)
+    for reward in (*task.metrics, *([task.reward] if task.reward else [])):
+        load_reward(reward)
+    for options in (SemiOfflineConfig, EvaluateOptions):
+        assert set(task.settings) <= {field.name for field in fields(options)}
+    assert set(getattr(task.load, "forms", {})) <= set(KINDS)
+
+
+# ---- what is said when something is missing ----
+
+
 def test_a_missing_column_is_told_with_what_was_looked_for(tmp_path):
     source = write_split(tmp_path, "train", [{"text": "p", "summary": "c"}])
-    message = "train.jsonl, line 1: no column for the prompt: looked for dialogue; there are text, summary"
+    message = "train.jsonl, line 1: no column for the prompt: looked for dialogue or input; there are text, summary"
     with pytest.raises(UserError, match=message):
         load_task("samsum").load(source, "train")
     own = Source(data_dir=source.data_dir, columns={"prompt": "text"})
@@ -146,7 +292,7 @@ def test_a_missing_file_is_told_with_what_was_looked_for(tmp_path):
     with pytest.raises(UserError, match=r"no test split: looked for test\*.*It holds: train.jsonl"):
         load_task("samsum").load(source, "test")
     with pytest.raises(
-        UserError, match=r"no data for the test split: give --test_file .*columns: dialogue, and summary"
+        UserError, match=r"no data for the test split: give --test_file .*columns: dialogue or input, and summary"
     ):
         load_task("samsum").load(Source(files={"train": f"{tmp_path}/train.jsonl"}), "test")
 
@@ -167,6 +313,25 @@ def test_without_a_folder_the_public_dataset_is_asked_for(monkeypatch):
     assert asked == [("knkarthick/samsum", None, "test")]
     with pytest.raises(UserError, match=r"no --data_dir was given.*no network.*Give --data_dir FOLDER"):
         load_task("samsum").load(Source(), "test")
+
+
+def test_the_hub_has_parquet_copies_in_which_a_config_is_a_folder(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(*args, **options):
+        asked.append((args, options))
+        return datasets.Dataset.from_list([{"source": ["p"], "target": ["c"]}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load_task("scitldr").load(Source(), "test")["prompt"][:] == ["p"]
+    load_task("scitldr").load(Source(data_dir="allenai/scitldr:AIC"), "test")
+    where = {"data_dir": "Abstract", "revision": "refs/convert/parquet"}
+    assert asked == [
+        (("allenai/scitldr", None), {"split": "test", **where}),
+        (("allenai/scitldr", "AIC"), {"split": "test"}),
+    ]
 
 
 def test_rows_without_text_are_left_out_and_told(tmp_path, caplog):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from semioffline.candidates import write_candidates
@@ -61,8 +61,9 @@ def run(argv: list[str]) -> None:
 
     types = [DataOptions, ModelOptions, CandidateOptions]
     task = parse("candidates", types, argv)[0].load_task()
-    lengths = {k: v for k, v in task.settings.items() if k in ("max_prompt_length", "max_completion_length")}
-    defaults = lengths | {"reward": [task.reward] if task.reward else None}
+    ours = {field.name for field in fields(CandidateOptions)}  # lengths and repetition, but not the number of beams
+    defaults: dict[str, Any] = {name: value for name, value in task.settings.items() if name in ours}
+    defaults["reward"] = [task.reward] if task.reward else None
     data, model, options = parse("candidates", types, argv, defaults)
     if not options.output_dir:
         raise UserError("where to? give --output_dir FOLDER")

@@ -4,7 +4,7 @@ from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
 
 _CORPUS = Corpus(
-    name="GEM/e2e_nlg",
+    name="tuetschek/e2e_nlg:default@refs/convert/parquet",
     prompt=("meaning_representation", "mr", "input"),
     completion=("human_reference", "ref", "target"),
     forms={"t5": "describe the restaurant: {prompt}", "decoder_only": "Facts: {prompt}\nDescription:"},
@@ -15,6 +15,6 @@ TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
     reward="rouge",
-    metrics=("rouge1", "rouge2", "rougeL", "bleu"),
+    metrics=("rouge1", "rouge2", "rougeL", "corpus_bleu", "chrf"),
     settings={"max_prompt_length": 128, "max_completion_length": 96},
 )

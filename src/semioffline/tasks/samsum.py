@@ -5,8 +5,8 @@ from semioffline.tasks.reading.corpus import Corpus
 
 _CORPUS = Corpus(
     name="knkarthick/samsum",
-    prompt=("dialogue",),
-    completion=("summary",),
+    prompt=("dialogue", "input"),
+    completion=("summary", "target"),
     forms={"t5": "summarize: {prompt}", "decoder_only": "Dialogue:\n{prompt}\nSummary:"},
 )
 

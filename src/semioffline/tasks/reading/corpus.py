@@ -132,7 +132,9 @@ class Corpus:
                 f"no --data_dir was given, and the public dataset cannot be loaded: {error} Give --data_dir FOLDER "
                 "with files train*, validation* and test*."
             ) from error
-        return (stored, place) if self.unpack is None else _unpack(stored, place, self.unpack)
+        if self.unpack is None or source.columns or set(TEXTS) <= set(stored.column_names):
+            return stored, place
+        return _unpack(stored, place, self.unpack)
 
     # ---- columns ----
 

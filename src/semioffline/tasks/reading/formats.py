@@ -63,16 +63,17 @@ def _read_json_lines(stream: Iterable[bytes], path: Path) -> Iterator[Located]:
 
 
 def _read_json(stream: IO[bytes], path: Path) -> Iterator[Located]:
-    """A .json file: one array of objects, or JSON lines."""
+    """A .json file: one array of objects, one object, or JSON lines."""
     content = stream.read()
     text = content.decode("utf-8-sig")
-    if not text.lstrip().startswith("["):
-        yield from _read_json_lines(io.BytesIO(content), path)
-        return
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not valid JSON: {error}.") from error
+        if text.lstrip().startswith("["):
+            raise UserError(f"{path}, line {error.lineno}: not valid JSON: {error}.") from error
+        yield from _read_json_lines(io.BytesIO(content), path)
+        return
+    rows = rows if isinstance(rows, list) else [rows]
     yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
 
 

@@ -1,5 +1,6 @@
 """Where rows are: files, folders with one file for each split, the Hugging Face Hub, or memory."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 VALIDATION = ("validation", "valid", "val", "dev")  # in folders, all these mean the validation split
+CONVERTED = "refs/convert/parquet"
+"""The Hub's own Parquet copy of a dataset, in which a config is a folder. Without it some datasets need a script to be
+read, and scripts are not run."""
 Place = Callable[[int], str]  # from a row's index to the words that say where the user finds it
 
 
@@ -38,8 +42,8 @@ def has_split(where: str | Path, split: str) -> bool:
     """Whether there is such a split: a folder may lack one, a file is the train split, a hub dataset is not asked."""
     path = Path(where).expanduser()
     if path.is_dir():
-        names = VALIDATION if split in VALIDATION else (split,)
-        return any(file_kind(file) and file.name.lower().startswith(names) for file in path.iterdir())
+        stems = _stems(path)
+        return any(_choose_files(stems, prefix) for prefix in _prefixes(split))
     return split == "train" or not path.is_file()
 
 
@@ -57,25 +61,41 @@ def _find_files(source: Any, split: str | None) -> list[Path] | None:
 
 
 def _split_files(folder: Path, split: str | None) -> list[Path]:
-    """A folder's files of one split: the one named exactly so (train.csv), or else all that start so (train-0.csv)."""
-    stems = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and (kind := file_kind(path)):
-            stems[path] = path.name.lower().removesuffix("".join(kind))
+    """A folder's files of one split."""
+    stems = _stems(folder)
     holds = f"It holds: {', '.join(path.name for path in stems) or 'no data files'}."
     if split is None:
         raise UserError(f"'{folder}' is a folder: say which split to read, for example split train. {holds}")
-    prefixes = tuple(dict.fromkeys((split, *VALIDATION))) if split in VALIDATION else (split,)
-    for prefix in prefixes:
-        exact = [path for path, stem in stems.items() if stem == prefix]
-        chosen = exact or [path for path, stem in stems.items() if stem.startswith(prefix)]
+    for prefix in _prefixes(split):
+        chosen = _choose_files(stems, prefix)
         if len({stems[path] for path in chosen}) < len(chosen):
             names = ", ".join(path.name for path in chosen)
             raise UserError(f"'{folder}' has the {split} split more than once ({names}): name the file you want.")
         if chosen:
             return chosen
-    looked = ", ".join(f"{prefix}*" for prefix in prefixes)
+    looked = ", ".join(f"{prefix}*" for prefix in _prefixes(split))
     raise UserError(f"'{folder}' has no {split} split: looked for {looked} ending in {ENDINGS}. {holds}")
+
+
+def _prefixes(split: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((split, *VALIDATION))) if split in VALIDATION else (split,)
+
+
+def _stems(folder: Path) -> dict[Path, str]:
+    """The data files of a folder, each with its name without the endings."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return {path: path.name.lower().removesuffix("".join(kind)) for path in files if (kind := file_kind(path))}
+
+
+def _choose_files(stems: dict[Path, str], prefix: str) -> list[Path]:
+    """The file named exactly so (train.csv), or else all that start so (train-0.csv), or have that part
+    (dialogsum.train.csv)."""
+    ways: tuple[Callable[[str], bool], ...] = (
+        lambda stem: stem == prefix,
+        lambda stem: stem.startswith(prefix),
+        lambda stem: prefix in re.split(r"[^a-z0-9]+", stem),
+    )
+    return next((chosen for way in ways if (chosen := [path for path, stem in stems.items() if way(stem)])), [])
 
 
 def _load_hub(source: str, split: str | None) -> "Dataset":
@@ -86,9 +106,11 @@ def _load_hub(source: str, split: str | None) -> "Dataset":
         raise UserError(f"'{source}' is no file or folder here; as a dataset name it needs a split, for example train.")
     name, _, revision = source.partition("@")
     name, _, config = name.partition(":")
-    version = {"revision": revision} if revision else {}
+    options = {"revision": revision} if revision else {}
+    if revision == CONVERTED and config:
+        options, config = options | {"data_dir": config}, ""
     try:
-        return cast("Dataset", datasets.load_dataset(name, config or None, split=split, **version))
+        return cast("Dataset", datasets.load_dataset(name, config or None, split=split, **options))
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"'{source}' is no file or folder here, nor a dataset that can be loaded: {reason}") from error

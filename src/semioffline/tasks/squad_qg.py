@@ -1,0 +1,72 @@
+"""Question generation on SQuAD: a passage with its answer marked, to the question (Ushio et al., 2022).
+
+One of the paper's four tasks. The answer stands between two `<hl>` in its paragraph, as in LMQG. Rows are LMQG's own
+(paragraph_answer, question), SQuAD's on the Hub (context, question, answers), or SQuAD's original nested JSON.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from semioffline.tasks import Task
+from semioffline.tasks.reading.corpus import Corpus
+from semioffline.tasks.reading.formats import Row
+
+MARK = "<hl>"
+
+
+def highlight(context: str, answer: str, start: int) -> str:
+    """The passage with a mark before and after the answer, which begins at character `start`."""
+    before, after = context[:start].strip(), context[start + len(answer) :].strip()
+    return " ".join(part for part in (before, MARK, answer.strip(), MARK, after) if part)
+
+
+def unpack(row: Row) -> Iterator[Row]:
+    """Rows with paragraph_answer and question; it is None where a question has no answer (SQuAD 2.0)."""
+    if "paragraph_answer" in row or not {"data", "context"} & row.keys():
+        yield row
+    elif "data" not in row:
+        yield row | {"paragraph_answer": _mark_first(row["context"], row.get("answers"))}
+    else:
+        for paragraph in (paragraph for article in row["data"] for paragraph in article["paragraphs"]):
+            for asked in paragraph["qas"]:
+                passage = _mark_first(paragraph["context"], asked["answers"])
+                yield {"id": asked["id"], "paragraph_answer": passage, "question": asked["question"]}
+
+
+def _mark_first(context: str, answers: Any) -> str | None:
+    """answers: [{"text", "answer_start"}, ...], or on the Hub {"text": [...], "answer_start": [...]}."""
+    if isinstance(answers, dict):
+        answers = [dict(zip(answers, values)) for values in zip(*answers.values())]
+    return highlight(context, answers[0]["text"], answers[0]["answer_start"]) if answers else None
+
+
+def bleu_rougeL(completions: Sequence[str], references: Sequence[Sequence[str]], **columns: Any) -> list[float]:
+    """The paper's reward: the average of sentence BLEU-4 and ROUGE-L (Table 8)."""
+    parts = [reward(completions=completions, references=references) for reward in _parts()]
+    return [sum(values) / len(values) for values in zip(*parts, strict=True)]
+
+
+@cache
+def _parts() -> tuple[Any, ...]:
+    from semioffline.rewards import load_reward
+
+    return tuple(load_reward(name)[1] for name in ("bleu", "rougeL"))
+
+
+_CORPUS = Corpus(
+    name="lmqg/qg_squad:qg_squad@refs/convert/parquet",
+    prompt=("paragraph_answer",),
+    completion=("question",),
+    forms={"t5": "generate question: {prompt}", "decoder_only": "Passage: {prompt}\nQuestion:"},
+    unpack=unpack,
+)
+
+TASK = Task(
+    load=_CORPUS,
+    has=_CORPUS.has,
+    reward="semioffline.tasks.squad_qg:bleu_rougeL",
+    metrics=("corpus_bleu", "lmqg_rougeL", "rougeL"),
+    # Published: beam 4, up to 64 tokens. Transformers counts the start token among them, we do not.
+    settings={"max_completion_length": 63, "num_beams": 4},
+)
