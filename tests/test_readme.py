@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from semioffline.cli import COMMANDS
 from semioffline.cli.train import parse_training
@@ -52,14 +51,3 @@ def test_the_commands_parse(model):
         assert command in COMMANDS
         if command == "train":
             parse_training(words[0], [*words[1:], "--device", "cpu"])
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("samsum*.yaml")), ids=lambda path: path.stem)
-def test_recipes_parse(path, tmp_path):
-    data, _, options, args = parse_training(
-        "semi_offline", ["--config", str(path), "--device", "cpu", "--bf16", "false", "--output_dir", str(tmp_path)]
-    )
-    recipe = yaml.safe_load(path.read_text())
-    assert options.reward == recipe["reward"]
-    assert args.rl_weight == recipe["rl_weight"]
-    assert data.source().columns == recipe["columns"]
