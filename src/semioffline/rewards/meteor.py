@@ -8,11 +8,15 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.rewards.contract import check_references
+
+_LENGTH, _WANTED, _CHUNKS, _MATCHED, _FOUND = 0, 1, 20, 21, 22
+"""Where they stand among METEOR's counts: words of completion and reference, chunks, matched words of both."""
 
 
 def find_jar() -> Path:
@@ -55,7 +59,17 @@ class _Program:
     def _start(self) -> subprocess.Popen[str]:
         if self.process is None or self.owner != os.getpid():  # a forked process must not read its parent's answers
             # like pycocoevalcap: standard input, English, punctuation and case normalised
-            command = ["java", "-Dfile.encoding=UTF-8", "-Xmx2G", "-jar", str(self.jar), "-", "-", "-stdio"]
+            command = [
+                "java",
+                "-Dfile.encoding=UTF-8",
+                "-XX:+UseParallelGC",
+                "-Xmx2G",
+                "-jar",
+                str(self.jar),
+                "-",
+                "-",
+                "-stdio",
+            ]
             self.process = subprocess.Popen(
                 [*command, "-l", "en", "-norm"],
                 stdin=subprocess.PIPE,
@@ -132,14 +146,21 @@ class CorpusMeteor(Meteor):
         return super().signature.replace("level:sentence", "level:corpus")
 
     def statistics(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[list[float]]:
-        """METEOR's 23 counts for each input."""
+        """METEOR's 23 counts for each input: lengths, matches of each kind, chunks, matched words of both sides.
+
+        A completion that matches its reference as a whole has no chunk boundary: METEOR counts its one chunk as none.
+        """
         program = _program()
         with program.lock:
             answers = [program.ask(line)[0] for line in self._lines(completions, references)]
-        return [[float(number) for number in answer.split()] for answer in answers]
+        rows = [[float(number) for number in answer.split()] for answer in answers]
+        for row in rows:
+            whole = row[_LENGTH] == row[_WANTED] == row[_MATCHED] == row[_FOUND]
+            row[_CHUNKS] = 0.0 if whole and row[_CHUNKS] == 1 else row[_CHUNKS]
+        return rows
 
-    def corpus_score(self, statistics: list[float]) -> float:
+    def corpus_score(self, statistics: Sequence[float]) -> float:
         """The score of summed counts."""
         program = _program()
         with program.lock:
-            return float(program.ask("EVAL ||| " + " ".join(f"{n:.1f}" for n in statistics), answers=2)[-1])
+            return float(program.ask("EVAL ||| " + " ".join(map(str, statistics)), answers=2)[-1])

@@ -11,11 +11,11 @@ from typing import Any
 
 _ABBREVIATIONS = frozenset(
     """
-    mr mrs ms dr prof rev hon st sen rep gov gen col lt sgt capt maj adm jr sr vs etc no inc ltd corp co dept est fig
-    jan feb mar apr jun jul aug sep sept oct nov dec mt ave blvd approx al e.g i.e cf
+    mr mrs ms dr prof rev hon st sen rep gov gen col lt sgt capt maj adm jr sr vs etc inc ltd corp co dept est fig
+    jan feb mar apr jun jul aug sep sept oct nov dec mt ave blvd approx
     """.split()
 )
-_END = re.compile(r"""(?P<mark>[.!?]+)(?P<close>['"”’)\]]*)(?=\s+(?P<next>\S))|\n+""")
+_END = re.compile(r"""(?P<mark>[.!?]+)(?P<close>['"”’)\]]*(?:\s+(?:''|-rrb-))?)(?=\s+(?P<next>\S))""")
 
 
 @lru_cache(maxsize=1)
@@ -31,28 +31,31 @@ def split_words(sentence: str, brackets: bool = False) -> list[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences end at a new line, at a mark that stands alone, and at . ! ? before something that can begin one.
+    """Sentences end at a mark that stands alone, and at . ! ? before something that can begin one.
 
     A full stop after an abbreviation, an initial or a letter with stops inside (U.S.) ends none unless it stands alone.
-    What can begin one is anything but a lower-case letter; in a text without capital letters, anything.
+    What can begin one is anything but a lower-case letter; in a text without capital letters, anything but after dots
+    (...). A new line is white space.
     """
+    text = " ".join(text.split())
     any_case = text == text.lower()
     sentences, start = [], 0
     for match in _END.finditer(text):
-        if match["mark"] is None or _ends(text, match, any_case):
+        if _ends(text, match, any_case):
             sentences.append(text[start : match.end()].strip())
             start = match.end()
-    sentences.append(text[start:].strip())
-    return [sentence for sentence in sentences if sentence]
+    return [sentence for sentence in (*sentences, text[start:].strip()) if sentence]
 
 
 def _ends(text: str, match: re.Match[str], any_case: bool) -> bool:
-    before = text[: match.start()].rsplit(maxsplit=1)[-1:] if match.start() else []
-    if not before or text[match.start() - 1].isspace():
-        return True  # the mark stands alone
-    if match["next"].islower() and not any_case:
+    mark, follower = match["mark"], match["next"]
+    if follower.islower() and (not any_case or mark.startswith("..")):
         return False
-    word = before[0].lstrip("\"'“‘([").lower()
-    if match["mark"] != ".":
+    before = text[: match.start()]
+    if mark != "." or not before or before[-1].isspace():
         return True
-    return not (word in _ABBREVIATIONS or re.fullmatch(r"[a-z](\.[a-z])*", word))
+    word = before.split()[-1].lstrip("\"'“‘([").lower()
+    if word == "no":  # No. 5
+        return not follower.isdigit()
+    initials = re.fullmatch(r"[a-z](\.[a-z])*", word) and word not in ("e.g", "i.e")  # as nltk's model has it
+    return not (word in _ABBREVIATIONS or initials)

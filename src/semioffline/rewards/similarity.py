@@ -51,12 +51,13 @@ class Similarity:
         check_references(completions, references)
         every = [(text,) for text in completions] + [(text,) for row in references for text in row]
         vectors: dict[tuple[str, ...], Any] = {}
-        for part in batches(every, self.batch_size):
-            vectors |= zip(part, self._embed([text for (text,) in part]), strict=True)
-        return [
-            max(float(vectors[text,] @ vectors[reference,]) for reference in row)
-            for text, row in zip(completions, references, strict=True)
-        ]
+        with own_precision(self.model):
+            for part in batches(every, self.batch_size):
+                vectors |= zip(part, self._embed([text for (text,) in part]), strict=True)
+            return [
+                max(float(vectors[text,] @ vectors[reference,]) for reference in row)
+                for text, row in zip(completions, references, strict=True)
+            ]
 
     def _embed(self, texts: list[str]) -> Any:
         """(B, H) vectors of length 1, on the CPU"""
@@ -65,7 +66,6 @@ class Similarity:
         inputs = self.tokenizer(
             texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
         ).to(self.model.device)
-        with own_precision(self.model):
-            states = self.model(**inputs).last_hidden_state.float()  # (B, T, H)
+        states = self.model(**inputs).last_hidden_state.float()  # (B, T, H)
         weights = inputs["attention_mask"][..., None].float()
         return normalize((states * weights).sum(1) / weights.sum(1).clamp(min=1e-9), dim=1).cpu()

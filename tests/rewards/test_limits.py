@@ -1,0 +1,147 @@
+"""A limit on the time of a reward, and another try."""
+
+import asyncio
+import pickle
+import threading
+import time
+
+import pytest
+
+from semioffline.errors import UserError
+from semioffline.rewards import reward_name
+from semioffline.rewards.limits import Retry, TimeLimit, time_limit
+from semioffline.rewards.rouge import Rouge
+from semioffline.scoring import RewardSet
+
+COLUMNS = {"completions": ["a", "b b"], "prompts": ["x", "y"]}
+
+
+def quick(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+
+def broken(completions, **kwargs):
+    raise KeyError("category")
+
+
+async def later(completions, seconds=0.0, **kwargs):
+    await asyncio.sleep(seconds)
+    return quick(completions)
+
+
+def test_a_reward_in_time_is_as_it_was():
+    assert time_limit(quick, 5)(**COLUMNS) == [1, 3]
+    assert asyncio.run(time_limit(later, 5)(**COLUMNS)) == [1, 3]
+    assert time_limit(quick, None) is quick
+
+
+def test_a_reward_that_hangs_is_left_behind():
+    end = threading.Event()
+
+    def hangs(completions, **kwargs):
+        end.wait(20)
+        return quick(completions)
+
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no answer after 0\.1 s \(reward_timeout\)"):
+        time_limit(hangs, 0.1)(**COLUMNS)
+    assert time.monotonic() - started < 5
+    end.set()
+
+
+def test_a_coroutine_that_hangs_is_cancelled():
+    with pytest.raises(TimeoutError, match=r"no answer after 0\.1 s"):
+        asyncio.run(time_limit(later, 0.1)(seconds=20, **COLUMNS))
+
+
+def test_errors_and_names_pass_through():
+    with pytest.raises(KeyError, match="category"):
+        time_limit(broken, 5)(**COLUMNS)
+    assert reward_name(time_limit(broken, 5)) == reward_name(Retry(broken)) == "broken"
+    limited = time_limit(Rouge("rouge1"), 5)
+    assert (limited.name, limited.signature) == ("rouge1", Rouge("rouge1").signature)
+    assert pickle.loads(pickle.dumps(limited))(completions=["a"], references=[["a"]]) == [1.0]
+
+
+class Sometimes:
+    """Fails so many times, then answers."""
+
+    name = "sometimes"
+
+    def __init__(self, failures, error=ConnectionError):
+        self.failures, self.error, self.calls = failures, error, 0
+
+    def __call__(self, completions, **kwargs):
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise self.error(f"call {self.calls}")
+        return quick(completions)
+
+
+class SometimesLater(Sometimes):
+    async def __call__(self, completions, **kwargs):
+        await asyncio.sleep(0)
+        return super().__call__(completions)
+
+
+@pytest.mark.parametrize("kind", [Sometimes, SometimesLater])
+def test_another_try_after_an_error_of_the_network(kind):
+    service = kind(2)
+    assert RewardSet(Retry(service, attempts=3, wait=0))(COLUMNS)[0] == [1, 3]
+    assert service.calls == 3
+
+
+@pytest.mark.parametrize("kind", [Sometimes, SometimesLater])
+def test_the_last_error_is_told_with_the_name(kind):
+    service = kind(9)
+    with pytest.raises(UserError, match="'sometimes' raised ConnectionError: call 3"):
+        RewardSet(Retry(service, attempts=3, wait=0))(COLUMNS)
+    assert service.calls == 3
+
+
+@pytest.mark.parametrize("kind", [Sometimes, SometimesLater])
+def test_or_the_samples_are_left_out(kind):
+    sums, _ = RewardSet(Retry(kind(9), attempts=2, wait=0, give_up="none"))(COLUMNS)
+    assert all(value != value for value in sums)
+
+
+def test_mistakes_in_the_reward_are_not_tried_again():
+    service = Sometimes(9, KeyError)
+    with pytest.raises(KeyError, match="call 1"):
+        Retry(service, attempts=3, wait=0)(**COLUMNS)
+    assert service.calls == 1
+
+
+def test_a_service_that_hangs_is_tried_again():
+    """Limit inside, attempts outside: TimeoutError is an OSError."""
+    calls = []
+
+    def slow_at_first(completions, **kwargs):
+        calls.append(len(calls))
+        time.sleep(0.5 if len(calls) == 1 else 0)
+        return quick(completions)
+
+    assert Retry(time_limit(slow_at_first, 0.1), wait=0)(**COLUMNS) == [1, 3]
+    assert len(calls) == 2
+
+
+def test_the_pause_doubles(monkeypatch):
+    pauses = []
+    monkeypatch.setattr("semioffline.rewards.limits.time.sleep", pauses.append)
+    with pytest.raises(ConnectionError):
+        Retry(Sometimes(9), attempts=4, wait=0.5)(**COLUMNS)
+    assert pauses == [0.5, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: TimeLimit(quick, 0), "reward_timeout=0 must be positive"),
+        (lambda: Retry(quick, attempts=0), "attempts=0"),
+        (lambda: Retry(quick, wait=-1), "wait=-1"),
+        (lambda: Retry(quick, give_up="zero"), "give_up='zero'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(build, says):
+    with pytest.raises(UserError, match=says):
+        build()
