@@ -17,11 +17,15 @@ from semioffline.evaluation import (
     SURFACE,
     Evaluation,
     bootstrap_interval,
+    corpus_value,
     evaluate,
     generate_ids,
+    measure,
+    paired_p_value,
     score,
     write_predictions,
 )
+from semioffline.rewards import load_reward
 from semioffline.scoring import RewardSet
 
 GREEDY = Decoding(max_new_tokens=8)
@@ -178,3 +182,84 @@ def test_references_may_be_several() -> None:
     examples = Examples(rows, policy, 24, 28, progress=False)
     assert examples[0].columns["references"] == ["meet zorvia", "grab zorvia"]
     assert examples[1].columns["references"] == [rows[1]["completion"]]
+
+
+# ---- metrics over the whole set ----
+
+TEXTS = ["the cat sat on the mat", "a dog ran to the park", "birds sing in the old tree", "it rains"]
+WANTED = [["the cat sat on a mat"], ["a dog ran in the park", "the dog ran"], ["birds sing in a tree"], ["it rained"]]
+
+
+def test_a_corpus_metric_has_its_value_over_the_whole_set() -> None:
+    """Its mean is not the mean of sentences, and the interval is that of whole sets drawn from the inputs."""
+    import sacrebleu
+
+    policy = build_policy()
+    rows = build_rows(4).add_column("references", WANTED)
+    examples = Examples(rows, policy, 24, 28, progress=False)
+    evaluation = measure(TEXTS, examples, ["corpus_bleu", "bleu"], GREEDY, [[]] * 4)
+    streams = [[row[0] for row in WANTED], [row[1] if len(row) > 1 else None for row in WANTED]]
+    expected = sacrebleu.corpus_bleu(TEXTS, streams).score / 100
+    result = evaluation.result(resamples=200)
+    assert result["corpus_bleu"]["mean"] == evaluation.means()["corpus_bleu"] == pytest.approx(expected, abs=1e-12)
+    assert result["corpus_bleu"]["mean"] != pytest.approx(result["bleu"]["mean"], abs=0.01)
+    assert result["corpus_bleu"]["low"] < expected < result["corpus_bleu"]["high"]
+    assert "level:corpus" in result["corpus_bleu"]["signature"]
+    assert result["corpus_bleu"].keys() == result["bleu"].keys()
+    assert evaluation.values["corpus_bleu"] == evaluation.values["bleu"]  # of each input, the sentence form
+    assert evaluation.statistics.keys() == {"corpus_bleu"}
+
+
+def test_the_interval_of_a_sum_of_counts_is_that_of_the_ratio() -> None:
+    """With statistics (right, all) and the score right / all: the interval covers the true share as it says."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for n in range(150):
+        sizes = rng.integers(1, 20, size=50)
+        counts = np.stack([rng.binomial(sizes, 0.3), sizes], axis=1)
+        low, high = bootstrap_interval(counts.tolist(), 200, n, lambda sums: sums[0] / sums[1])
+        hits += low <= 0.3 <= high
+    assert 0.88 <= hits / 150 <= 0.99
+
+
+def test_a_paired_test_of_corpus_scores() -> None:
+    metric = load_reward("corpus_bleu")[1]
+    good = [row[0] for row in WANTED] * 5
+    one, other = (metric.statistics(texts, WANTED * 5) for texts in (good, TEXTS * 5))
+    assert corpus_value(one, metric.corpus_score) > corpus_value(other, metric.corpus_score)
+    assert paired_p_value(one, other, 300, corpus_score=metric.corpus_score) < 0.05
+    assert paired_p_value(other, one, 300, corpus_score=metric.corpus_score) < 0.05
+    assert paired_p_value(one, one, 300, corpus_score=metric.corpus_score) == 1.0
+
+
+def test_paired_tests_see_a_small_difference_and_no_difference() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=100)
+    assert paired_p_value(values + 0.1 + rng.normal(0, 0.1, 100), values) < 0.01
+    assert paired_p_value(values + rng.normal(0, 0.1, 100), values) > 0.05
+    assert paired_p_value(values, values) == 1.0
+    assert paired_p_value([math.nan, 1.0], [0.0, math.nan]) == 1.0
+
+
+def test_a_metric_given_twice_is_measured_once() -> None:
+    calls: list[int] = []
+
+    def look(completions: list[str], **columns: Any) -> list[float]:
+        calls.append(len(completions))
+        return [0.0] * len(completions)
+
+    policy = build_policy()
+    evaluation = measure(["a", "b"], build_examples(policy, 2), [look, "length", look], GREEDY, [[], []])
+    assert evaluation.values.keys() == {"look", *SURFACE}
+    assert calls == [2]
+
+
+def test_the_command_takes_corpus_metrics(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    flags = ["--task", "ads", "--model", str(save_model(tmp_path / "model")), "--device", "cpu", "--limit", "5"]
+    flags += ["--max_completion_length", "8", "--metrics", "corpus_bleu", "chrf", "--output_dir", str(tmp_path / "run")]
+    assert main(["evaluate", *flags]) == 0
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    assert {"corpus_bleu", "chrf", *SURFACE} == metrics.keys()
+    lines = (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
+    assert all("corpus_bleu" in json.loads(line) for line in lines)
+    assert "corpus_bleu" in capsys.readouterr().out

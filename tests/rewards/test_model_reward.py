@@ -142,3 +142,96 @@ def test_a_model_is_loaded_from_a_folder(tokenizer, tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=r"cannot load the reward model '.*nowhere'"):
         load_reward(f"model:{tmp_path}/nowhere")
+
+
+# ---- options behind a question mark ----
+
+
+@pytest.fixture(scope="module")
+def judge(tokenizer, tmp_path_factory):
+    """A factuality classifier on disk."""
+    path = tmp_path_factory.mktemp("models") / "judge"
+    build(["contradiction", "neutral", "entailment"]).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def test_a_factuality_classifier_reads_source_and_output_without_being_told(tokenizer, judge):
+    reward = load_reward(f"model:{judge}")[1]
+    expected = logits_one_by_one(reward.model, tokenizer, PROMPTS, COMPLETIONS).softmax(1)[:, 2]
+    assert reward(prompts=PROMPTS, completions=COMPLETIONS) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert reward.signature.startswith("model:judge|p(entailment)|of:prompt+completion|max:16|dtype:float32|v:")
+
+
+@pytest.mark.parametrize("label", ["contradiction", "Contradiction", "0"])
+def test_options_choose_the_label_and_what_is_read(tokenizer, judge, label):
+    reward = load_reward(f"model:{judge}?pair=false&label={label}&batch_size=2")[1]
+    expected = logits_one_by_one(reward.model, tokenizer, COMPLETIONS).softmax(1)[:, 0]
+    assert reward(prompts=PROMPTS, completions=COMPLETIONS) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert reward.batch_size == 2
+    assert "p(contradiction)|of:completion" in reward.signature
+
+
+def test_a_click_model_is_the_value_of_its_regression_head(tokenizer, tmp_path):
+    build(["clicks"]).save_pretrained(tmp_path / "clicks")
+    tokenizer.save_pretrained(tmp_path / "clicks")
+    name, reward = load_reward(f"model:{tmp_path}/clicks")
+    expected = logits_one_by_one(reward.model, tokenizer, COMPLETIONS)[:, 0]
+    assert name == "clicks"
+    assert reward(prompts=PROMPTS, completions=COMPLETIONS) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert "|value|of:completion|" in reward.signature
+    with pytest.raises(UserError, match="one output and no labels"):
+        load_reward(f"model:{tmp_path}/clicks?label=1")
+
+
+def test_the_model_has_its_own_precision_also_under_autocast(judge):
+    exact = load_reward(f"model:{judge}")[1]
+    half = load_reward(f"model:{judge}?dtype=bfloat16")[1]
+    outside = exact(PROMPTS, COMPLETIONS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert exact(PROMPTS, COMPLETIONS) == outside
+    assert half.model.dtype == torch.bfloat16
+    assert half(PROMPTS, COMPLETIONS) == pytest.approx(outside, abs=0.1)
+    assert half(PROMPTS, COMPLETIONS) != outside
+
+
+def test_the_device_of_the_policy_unless_told(judge):
+    assert load_reward(f"model:{judge}?batch_size=7", device="meta")[1].model.device.type == "meta"
+    assert load_reward(f"model:{judge}?device=cpu", device="meta")[1].model.device.type == "cpu"
+
+
+def test_a_tokenizer_without_a_limit_still_cuts_to_the_positions_of_the_model(tokenizer):
+    model = build(["score"])
+    tokenizer.model_max_length, before = int(1e30), tokenizer.model_max_length
+    try:
+        reward = ModelReward(model, tokenizer)
+        assert reward(["shoe"], ["red " * 100]) == pytest.approx(reward(["shoe"], ["red " * 14]))
+    finally:
+        tokenizer.model_max_length = before
+
+
+def test_equal_texts_are_scored_once(tokenizer, monkeypatch):
+    model, sizes = build(["score"]), []
+    reward = ModelReward(model, tokenizer)
+    score = reward._score
+    monkeypatch.setattr(reward, "_score", lambda rows: sizes.append(len(rows)) or score(rows))
+    values = reward(["x"] * 6, ["red", "blue", "red", "red", "blue", "green"])
+    assert sizes == [3]
+    assert values[0] == values[2] == values[3]
+    assert len(set(values)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("?lable=entailment", "unknown option in '.*' 'lable'. Did you mean 'label'"),
+        ("?pair=maybe", "pair=maybe in .*: expected true or false"),
+        ("?label=entailed", "unknown label of the reward model 'entailed'. Did you mean 'entailment'"),
+        ("?batch_size=0", "batch_size=0 in .*: expected a whole number from 1 on"),
+        ("?dtype=double", "unknown dtype .* 'double'"),
+        ("?device=cuda:77", "device=cuda:77"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(options, says, judge):
+    with pytest.raises(UserError, match=says):
+        load_reward(f"model:{judge}{options}")
