@@ -9,6 +9,7 @@ from datasets import Dataset
 from semioffline.data import Collator, Examples, check_columns, pick_static
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
+from semioffline.policy import Policy
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Randomness
 
@@ -166,8 +167,8 @@ def test_an_empty_prompt_still_gives_a_decoder_only_model_a_place_to_start(causa
         ({"prompt": ["a"], "summary": ["b"]}, "no column 'completion'"),
         ({"prompt": [], "completion": []}, "empty"),
         ({"prompt": ["a", "b"], "completion": ["c", " \n"]}, r"row 1: completion is ' \\n'.*not empty"),
-        ({"prompt": ["a", None], "completion": ["c", "d"]}, "row 1: prompt is None"),
-        ({"prompt": ["a"], "completion": [3]}, "row 0: completion is 3"),
+        ({"prompt": ["a", None], "completion": ["c", "d"]}, "row 1: the prompt must be text, got None"),
+        ({"prompt": ["a"], "completion": [3]}, "row 0: the completion must be text, got 3"),
     ],
 )
 def test_bad_rows_are_refused_in_front(columns, says):
@@ -283,3 +284,98 @@ def test_a_batch_moves_as_a_whole(policy):
     tensors = [moved.index, *(t for text in (moved.source, moved.target, moved.static) for t in vars(text).values())]
     assert all(t.device.type == "meta" for t in tensors)
     assert moved.columns["city"] == ["oslo"]
+
+
+# ---- conversations ----
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+)
+CHAT = {
+    "prompt": [
+        [{"role": "system", "content": "grab"}, {"role": "user", "content": "name : zorvia"}],
+        [{"role": "user", "content": "name : lumora"}],
+    ],
+    "completion": [[{"role": "assistant", "content": text}] for text in ("meet zorvia today !", "grab the bold lamps")],
+    "city": ["oslo", "paris"],
+}
+
+
+@pytest.fixture
+def chatty(tiny_model, tiny_tokenizer):
+    tokenizer = tiny_tokenizer("llama", extra=("system", "user", "assistant"))
+    tokenizer.chat_template = TEMPLATE
+    return Policy(tiny_model("llama", len(tokenizer)), tokenizer)
+
+
+def chat(prompt=CHAT["prompt"][1], completion=({"role": "assistant", "content": "bold"},)):
+    return {"prompt": [prompt], "completion": [completion if isinstance(completion, str) else list(completion)]}
+
+
+def test_messages_go_through_the_chat_template(chatty):
+    examples = make(chatty, CHAT)
+    first, second = (example.source.ids.tolist() for example in examples)
+    words = chatty.tokenizer.convert_ids_to_tokens
+    assert words(first) == "<s> system : grab user : name : zorvia assistant :".split()  # one start token, not two
+    assert words(second) == "<s> user : name : lumora assistant :".split()
+    assert words(examples[0].target.ids.tolist()) == "meet zorvia today ! </s>".split()
+    assert examples[0].columns["completion"] == "meet zorvia today !"
+    assert examples[0].columns["references"] == ["meet zorvia today !"]
+    assert texts(chatty, [make(chatty, chat(completion="bold"))[0].target]) == ["bold"]
+
+
+def test_messages_stored_in_a_dataset(chatty):
+    """Arrow fills the keys that a message lacks with None; the template does not see them."""
+    rows = chat([{"role": "user", "content": "name : lumora", "name": "x"}, {"role": "user", "content": "oslo"}])
+    examples = make(chatty, rows)
+    assert examples[0].columns["prompt"] == "user : name : lumora user : oslo assistant : "
+
+
+def test_a_tokenizer_that_adds_no_start_token_keeps_the_template_s(chatty, tiny_tokenizer):
+    chatty.tokenizer.backend_tokenizer.post_processor = tiny_tokenizer(
+        "llama", template="$A"
+    ).backend_tokenizer.post_processor
+    [example] = make(chatty, chat())
+    assert chatty.tokenizer.convert_ids_to_tokens(example.source.ids.tolist())[:2] == ["<s>", "user"]
+
+
+def test_rewards_see_the_prompt_as_text_and_the_messages_beside_it(chatty):
+    seen = {}
+
+    def reward(prompts, completions, messages, city, **columns):
+        seen.update(prompts=prompts, messages=messages, city=city)
+        return [float(len(text)) for text in completions]
+
+    batch = Collator(chatty.pad_id)(list(make(chatty, CHAT)))
+    Scorer(chatty, RewardSet(reward)).score_ids([[9], [10]], batch, 1)
+    assert seen["prompts"] == ["system : grab user : name : zorvia assistant : ", "user : name : lumora assistant : "]
+    assert seen["messages"] == CHAT["prompt"]
+    assert seen["city"] == ["oslo", "paris"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (chat(prompt=[{"role": "user"}]), "the prompt must be text or a list of messages"),
+        (chat(prompt=[]), "the prompt must be text or a list of messages"),
+        (chat(prompt=["hi"]), "the prompt must be text or a list of messages"),
+        (chat(prompt=[{"role": "assistant", "content": "hi"}]), "the last message of the prompt is the assistant's"),
+        (chat(completion=[{"role": "user", "content": "hi"}]), "one message of the assistant"),
+        (chat(completion=[{"role": "assistant", "content": "hi"}] * 2), "one message of the assistant"),
+        (chat(completion=[{"role": "assistant", "content": " "}]), "must be a text that is not empty"),
+    ],
+)
+def test_wrong_messages_are_told_in_front(chatty, columns, message):
+    with pytest.raises(UserError, match=f"row 0: .*{message}"):
+        make(chatty, columns)
+
+
+def test_models_that_read_no_messages(policy, causal, chatty):
+    with pytest.raises(UserError, match=r"row 0: .* an encoder-decoder model reads one text"):
+        make(policy, chat())
+    with pytest.raises(UserError, match=r"row 0: .* the tokenizer has no chat template: take a model that"):
+        make(causal, chat())
+    chatty.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(UserError, match="row 0: the tokenizer's chat template refuses the messages: no system role"):
+        make(chatty, chat())

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from semioffline.errors import UserError, unknown
 from semioffline.policy import Encoded, Policy
+from semioffline.tasks.reading.messages import is_blank, text_problem
 from semioffline.types import Batch, Text
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class Examples(torch.utils.data.Dataset):
         side: str,
         static: str,
     ) -> list[Example]:
+        rows = _messages_to_text(rows, start, policy)
         prompts, completions = rows["prompt"], rows["completion"]
         sources = policy.encode_sources(prompts, max_prompt, side)
         targets = policy.encode_targets(completions, prompts, max_completion)
@@ -146,11 +148,10 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
         raise unknown("static_target", static_target, STATIC_TARGETS)
     for name in ("prompt", "completion"):
         for row, text in enumerate(dataset[name]):
-            if not isinstance(text, str) or (name == "completion" and not text.strip()):
-                raise UserError(
-                    f"row {row}: {name} is {text!r}, but it must be a text"
-                    + (" that is not empty" * (name == "completion"))
-                )
+            if problem := text_problem(name, text):
+                raise UserError(f"row {row}: {problem}")
+            if name == "completion" and is_blank(text):
+                raise UserError(f"row {row}: completion is {text!r}, but it must be a text that is not empty")
     both = ["candidates", "candidate_rewards"]
     needed = both if with_candidates else {"ground_truth": [], "random": both[:1]}.get(static_target, both)
     for name in needed:
@@ -158,6 +159,45 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
             who = "the method" if with_candidates else f"static_target={static_target}"
             instead = "" if with_candidates else ", or use static_target=ground_truth"
             raise UserError(f"{who} needs the column '{name}': make it with `semioffline candidates`{instead}")
+
+
+def _messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[str, list]:
+    """Conversational rows as texts: prompts as the model reads them, completions as the assistant's words.
+
+    What rewards and the log see as the prompt is that text, role marks and all; the messages are in a column of their
+    own, `messages`.
+    """
+    said = [value if isinstance(value, str) else value[0]["content"] for value in rows["completion"]]
+    rows = rows | {"completion": said}
+    if all(isinstance(prompt, str) for prompt in rows["prompt"]):
+        return rows
+    texts = [
+        prompt if isinstance(prompt, str) else _chat_text(prompt, start + i, policy)
+        for i, prompt in enumerate(rows["prompt"])
+    ]
+    return {"messages": rows["prompt"]} | rows | {"prompt": texts}
+
+
+def _chat_text(messages: list[dict[str, Any]], row: int, policy: Policy) -> str:
+    """A conversation through the tokenizer's chat template, up to where the assistant begins to speak."""
+    from jinja2 import TemplateError
+
+    tokenizer: Any = policy.tokenizer
+    if policy.is_encoder_decoder:
+        raise UserError(f"row {row}: the prompt is a list of messages, but an encoder-decoder model reads one text")
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"row {row}: the prompt is a list of messages, but the tokenizer has no chat template: take a model "
+            "that was trained on conversations, set tokenizer.chat_template, or give texts"
+        )
+    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise UserError(f"row {row}: the tokenizer's chat template refuses the messages: {error}") from error
+    alone = tokenizer("")["input_ids"]
+    adds_start = bool(alone) and alone[0] == tokenizer.bos_token_id  # then it must not stand in the text too
+    return text.removeprefix(tokenizer.bos_token) if adds_start else text
 
 
 def _choose(rows: dict[str, list], i: int, number: int, static_target: str) -> list[str]:

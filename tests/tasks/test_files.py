@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import lzma
+import re
 
 import datasets
 import pyarrow as pa
@@ -268,6 +269,21 @@ def test_numbers_are_no_text(tmp_path):
     path = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "p", "completion": 3}])
     with pytest.raises(UserError, match="line 1: the completion must be text, got 3"):
         load_rows(path)
+
+
+def test_messages_are_kept_and_checked(tmp_path):
+    prompt = [{"role": "user", "content": "hi"}]
+    row = {"prompt": prompt, "completion": [{"role": "assistant", "content": "ho"}]}
+    assert load_rows(write_jsonl(tmp_path / "rows.jsonl", [row])).to_list() == [row]
+    for wrong, message in {
+        "speaker": 'the prompt must be text or a list of messages {"role": ..., "content": ...}',
+        "content": "the prompt is missing or empty",
+    }.items():
+        bad = {"speaker": "me", "text": "hi"} if wrong == "speaker" else {"role": "user", "content": " "}
+        with pytest.raises(UserError, match=re.escape(message)):
+            load_rows(write_jsonl(tmp_path / "rows.jsonl", [row | {"prompt": [bad]}]))
+    with pytest.raises(UserError, match=r"line 1: prompt_template needs text or numbers, prompt is \["):
+        load_rows(write_jsonl(tmp_path / "rows.jsonl", [row]), prompt_template="Q: {prompt}")
 
 
 def test_allow_empty(tmp_path):

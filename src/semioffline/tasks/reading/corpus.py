@@ -213,7 +213,7 @@ def _choose_inputs(prompts: Sequence[str], rows: list[int], held: HeldOut, split
     """The rows of one of two splits. An input's hash decides, so the choice does not depend on the other rows."""
     _say(f"there is no {held.split} split: {held.share:.0%} of the inputs of {held.of} are held out for it")
     texts = list(prompts)
-    return [index for index in rows if (_share(texts[index]) < held.share) == (split == held.split)]
+    return [index for index in rows if (_share(str(texts[index])) < held.share) == (split == held.split)]
 
 
 def _share(text: str) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from semioffline.errors import UserError, unknown
 from semioffline.tasks.reading.formats import Row
+from semioffline.tasks.reading.messages import is_blank, text_problem
 from semioffline.tasks.reading.places import Place, open_rows
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def find_groups(dataset: "Dataset") -> dict[int, list[str]]:
     for index, row in enumerate(iterate(dataset, names)):
         completion, own = row["completion"], row.get("references") or []
         texts = [completion, *(text for text in own if text != completion)]
-        group = groups.setdefault(first.setdefault(row["prompt"], index), [])
+        group = groups.setdefault(first.setdefault(str(row["prompt"]), index), [])
         group.extend(text for text in texts if text is not None)
     return groups
 
@@ -165,15 +166,15 @@ _LISTS: dict[str, tuple[type, ...]] = {"references": (str,), "candidates": (str,
 
 def missing(row: Row, names: Sequence[str]) -> str | None:
     for name in names:
-        if row[name] is None or (name in TEXTS and not str(row[name]).strip()):
+        if row[name] is None or (name in TEXTS and is_blank(row[name])):
             return f"the {name} is missing or empty."
     return None
 
 
 def _wrong_type(row: Row, texts: Sequence[str]) -> str | None:
     for name in texts:
-        if not isinstance(row[name], str | None):
-            return f"the {name} must be text, got {short(row[name])}."
+        if row[name] is not None and (problem := text_problem(name, row[name])):
+            return problem
     for name, kinds in _LISTS.items():
         values = row.get(name)
         fits = isinstance(values, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
