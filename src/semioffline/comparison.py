@@ -6,9 +6,11 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +21,10 @@ import torch
 from transformers import TrainerCallback
 
 from semioffline.config import SemiOfflineConfig
-from semioffline.evaluation import bootstrap_interval, paired_p_value, write_predictions
+from semioffline.errors import UserError
+from semioffline.evaluation import bootstrap_interval, corpus_value, paired_p_value, write_predictions
 from semioffline.policy import Policy
+from semioffline.rewards import load_reward
 from semioffline.trainer import SemiOfflineTrainer
 
 PROBE_WARM, PROBE_TIMED = 3, 8
@@ -42,88 +46,181 @@ class Plan:
     budget_seconds: float | None
     budget_steps: int | None
     reference: str = "semi_offline"
-    evaluations: int = 4
+    evaluations: int = 6
+    """How often a method is looked at on validation: at the end, at half of the budget, at a quarter, ..."""
+    keep: str = "best"
+    """Which of these looks is tested: the best, or the last."""
+    jobs: int = 1
+    """How many runs at a time. More than one: each method is timed alone first, and its seconds come from there."""
+    command: Callable[[str, int], list[str]] | None = None
+    """What runs one method and seed in a process of its own, for jobs > 1."""
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def run_folder(self, method: str, seed: int) -> Path:
+        return self.folder / "runs" / f"{method}-seed{seed}"
+
+    def missing(self, say: Callable[[str], None]) -> list[tuple[str, int]]:
+        every = [(method, seed) for method in self.methods for seed in self.seeds[method]]
+        done = [run for run in every if (self.run_folder(*run) / "result.json").exists()]
+        for method, seed in done:
+            say(f"{method}, seed {seed}: done before")
+        return [run for run in every if run not in done]
 
 
 def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     """Run what is not done yet, and sum up. Stopped and started again, it goes on where it was."""
-    for method in plan.methods:
-        for seed in plan.seeds[method]:
-            folder = plan.folder / "runs" / f"{method}-seed{seed}"
-            if (folder / "result.json").exists():
-                say(f"{method}, seed {seed}: done before")
-                continue
+    missing = plan.missing(say)
+    if plan.jobs == 1:
+        for method, seed in missing:
             say(f"{method}, seed {seed}")
-            _run(plan, method, seed, folder)
+            run_one(plan, method, seed)
+        return summarise(plan)
+    for method in dict.fromkeys(method for method, _ in missing):
+        say(f"{method}: timed alone")
+        _timing(plan, method)
+    with ThreadPoolExecutor(plan.jobs) as pool:
+        for problem in pool.map(lambda run: _start(plan, run[0], run[1], say), missing):
+            if problem:
+                pool.shutdown(cancel_futures=True)
+                raise UserError(problem)
     return summarise(plan)
 
 
-def _run(plan: Plan, method: str, seed: int, folder: Path) -> None:
-    steps = plan.budget_steps or _steps_for(plan, method)
-    trainer = _trainer(plan, method, seed, folder, steps, eval_steps=max(1, steps // plan.evaluations))
+def _start(plan: Plan, method: str, seed: int, say: Callable[[str], None]) -> str | None:
+    """One run in a process of its own; what went wrong, or None."""
+    assert plan.command is not None
+    folder = plan.run_folder(method, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log.txt"
+    say(f"{method}, seed {seed}")
+    with open(log, "w") as file:
+        code = subprocess.run(plan.command(method, seed), stdout=file, stderr=subprocess.STDOUT).returncode
+    if code == 0:
+        return None
+    last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
+    return f"{method}, seed {seed} ended with exit code {code}: {last} (all of it in {log})"
+
+
+def run_one(plan: Plan, method: str, seed: int) -> None:
+    """Train and test one method with one seed; result.json in its folder says that it is done."""
+    folder = plan.run_folder(method, seed)
+    timing = _timing(plan, method) if plan.budget_steps is None or plan.jobs > 1 else None
+    steps = plan.budget_steps or (timing or {})["steps"]
+    trainer = _trainer(plan, method, seed, folder, steps)
+    looks = _Looks(trainer, steps, plan.evaluations, plan.keep)
+    trainer.add_callback(looks)
     started = time.perf_counter()
     with peak_memory() as peak:
         trainer.train(resume_from_checkpoint=True)
     wall = time.perf_counter() - started
+    looks.restore()
     examples = trainer.prepare(plan.test)
     evaluation = trainer.evaluate_outputs(examples)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     meter = trainer.policy.meter.per_input()
-    curve = _curve(folder, trainer, meter["forward_passes"])
+    per_step = timing["seconds_per_step"] if timing is not None and plan.jobs > 1 else None
+    curve = _curve(folder, trainer, meter["forward_passes"], per_step)
     result = {
         "method": method,
         "seed": seed,
         "steps": trainer.state.global_step,
-        "seconds": _last_seconds(folder),
+        "best_step": looks.best_step,
+        "seconds": curve[-1]["seconds"],
+        "timed": "in the run" if per_step is None else "alone, before the runs",
         "wall_seconds": wall,
         "peak_mb": peak.get("mb"),
         "cost_per_input": meter,
         "metrics": evaluation.result(seed=seed),
         "values": evaluation.values,
+        "statistics": evaluation.statistics,
         "curve": curve,
     }
     aside = folder / "result.json.part"
     aside.write_text(json.dumps(result))
     os.replace(aside, folder / "result.json")
-    del trainer
-    gc.collect()
+    del trainer, looks
+    _free()
 
 
-def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int, eval_steps: int) -> SemiOfflineTrainer:
-    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=steps, eval_steps=eval_steps)
+def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int, **changes: Any) -> SemiOfflineTrainer:
+    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=steps, **changes)
     return SemiOfflineTrainer(plan.load(), plan.rewards, args, plan.rows, plan.dev)
 
 
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class _Looks(TrainerCallback):
+    """Evaluates on validation at the start, the end, half of the steps, a quarter, ...; keeps the best weights."""
+
+    def __init__(self, trainer: SemiOfflineTrainer, steps: int, evaluations: int, keep: str):
+        self.model = trainer.policy.model
+        self.due = {max(1, round(steps / 2**n)) for n in range(evaluations)}
+        self.keep = keep
+        self.best: float | None = None
+        self.best_step: int | None = None
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_evaluate = state.global_step in self.due
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        reward = kwargs["metrics"]["eval_reward"]
+        if self.keep == "best" and (self.best is None or reward > self.best):
+            self.best, self.best_step = reward, state.global_step
+            self.weights = {name: weight.to("cpu", copy=True) for name, weight in self.model.state_dict().items()}
+
+    def restore(self) -> None:
+        if self.weights:
+            self.model.load_state_dict(self.weights)
+
+
 class _Clock(TrainerCallback):
+    """Seconds of each step, with all that the device still had to do."""
+
     def __init__(self) -> None:
         self.times: list[float] = []
 
+    @staticmethod
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     def on_step_begin(self, args, state, control, **kwargs):
-        self.times.append(-time.perf_counter())
+        self.times.append(-self.now())
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.times[-1] += time.perf_counter()
+        self.times[-1] += self.now()
 
 
-def _steps_for(plan: Plan, method: str) -> int:
-    """Steps that fit into the budget, from a few timed ones; kept in plan.json, so that a restart plans the same."""
+def _timing(plan: Plan, method: str) -> dict[str, Any]:
+    """Seconds of a step, from a few timed ones, and the steps that fit into the budget; kept in plan.json, so that a
+    restart plans the same."""
     path = plan.folder / "plan.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     if method not in known:
-        probe = plan.folder / "probe" / method
-        trainer = _trainer(plan, method, 0, probe, PROBE_WARM + PROBE_TIMED, eval_steps=10**9)
+        folder = plan.folder / "probe" / method
+        trainer = _trainer(plan, method, 0, folder, PROBE_WARM + PROBE_TIMED, eval_on_start=False)
         clock = _Clock()
         trainer.add_callback(clock)
         trainer.train()
         seconds = statistics.median(clock.times[PROBE_WARM:])
-        assert plan.budget_seconds is not None
-        known[method] = {"seconds_per_step": seconds, "steps": max(1, round(plan.budget_seconds / seconds))}
+        known[method] = {"seconds_per_step": seconds}
+        if plan.budget_seconds is not None:
+            known[method]["steps"] = max(1, round(plan.budget_seconds / seconds))
         path.write_text(json.dumps(known, indent=1))
-    return known[method]["steps"]
+        del trainer
+        _free()
+    return known[method]
 
 
-def _curve(folder: Path, trainer: SemiOfflineTrainer, passes: float) -> list[dict[str, Any]]:
+def _curve(
+    folder: Path, trainer: SemiOfflineTrainer, passes: float, seconds_per_step: float | None
+) -> list[dict[str, Any]]:
     """Reward on validation against what was spent: seconds of training steps, forward passes over all inputs."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     args = trainer.args
@@ -131,7 +228,7 @@ def _curve(folder: Path, trainer: SemiOfflineTrainer, passes: float) -> list[dic
     return [
         {
             "step": line["step"],
-            "seconds": line["time/train"],
+            "seconds": line["time/train"] if seconds_per_step is None else line["step"] * seconds_per_step,
             "forward_passes": line["step"] * per_step,
             "reward": line["eval_reward"],
         }
@@ -140,49 +237,70 @@ def _curve(folder: Path, trainer: SemiOfflineTrainer, passes: float) -> list[dic
     ]
 
 
-def _last_seconds(folder: Path) -> float:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return json.loads(lines[-1])["time/train"]
-
-
 def summarise(plan: Plan) -> dict[str, Any]:
     """One entry for each method: seeds averaged input by input, interval over inputs, p against the reference."""
     results: dict[str, list[dict[str, Any]]] = {}
     for method in plan.methods:
-        paths = [plan.folder / "runs" / f"{method}-seed{seed}" / "result.json" for seed in plan.seeds[method]]
+        paths = [plan.run_folder(method, seed) / "result.json" for seed in plan.seeds[method]]
         results[method] = [json.loads(path.read_text()) for path in paths]
-    per_input = {m: _mean_values(rs) for m, rs in results.items()}
-    metrics = list(per_input[plan.methods[0]])
+    metrics = list(results[plan.methods[0]][0]["values"])
+    reference = results.get(plan.reference)
     methods = {}
     for method, runs in results.items():
-        scores = {}
-        for name in metrics:
-            values = per_input[method][name]
-            low, high = bootstrap_interval(values)
-            reference = per_input.get(plan.reference, {}).get(name)
-            p = paired_p_value(values, reference) if reference is not None and method != plan.reference else None
-            signature = runs[0]["metrics"][name]["signature"]
-            scores[name] = {"mean": float(np.nanmean(values)), "low": low, "high": high, "p": p, "signature": signature}
+        other = None if method == plan.reference else reference
+        curve = _mean_curve(runs)
         methods[method] = {
             "seeds": [run["seed"] for run in runs],
-            "metrics": scores,
+            "metrics": {name: _score(name, runs, other) for name in metrics},
             "forward_passes": _mean(runs, lambda r: r["cost_per_input"]["forward_passes"]),
             "cost_per_input": runs[0]["cost_per_input"],
             "steps": _mean(runs, lambda r: r["steps"]),
+            "best_steps": [run["best_step"] for run in runs],
             "seconds": _mean(runs, lambda r: r["seconds"]),
+            "timed": runs[0]["timed"],
             "peak_mb": None if any(r["peak_mb"] is None for r in runs) else _mean(runs, lambda r: r["peak_mb"]),
-            "curve": runs[0]["curve"],
+            "curve": curve,
+            "matched_after": None if other is None else _matched_after(curve, _mean_curve(other)),
         }
     return {"metrics": metrics, "reference": plan.reference, "methods": methods} | plan.extra
+
+
+def _score(name: str, runs: list[dict[str, Any]], others: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Of one metric: its mean (or its value over the set), a 95 % interval over inputs, and p against the others."""
+    over_set = name in runs[0]["statistics"]
+    metric: Any = load_reward(name)[1] if over_set else None
+    corpus_score = metric.corpus_score if over_set else None
+    values = _per_input(runs, name, over_set)
+    low, high = bootstrap_interval(values, corpus_score=corpus_score)
+    p = None
+    if others is not None:
+        p = paired_p_value(values, _per_input(others, name, over_set), corpus_score=corpus_score)
+    mean = float(np.nanmean(values)) if corpus_score is None else corpus_value(values, corpus_score)
+    signature = runs[0]["metrics"][name]["signature"]
+    by_seed = [run["metrics"][name]["mean"] for run in runs]
+    return {"mean": mean, "low": low, "high": high, "p": p, "by_seed": by_seed, "signature": signature}
+
+
+def _per_input(runs: list[dict[str, Any]], name: str, over_set: bool) -> list[Any]:
+    """One value, or one list of statistics, for each input: the mean over seeds."""
+    kind = "statistics" if over_set else "values"
+    return np.mean([run[kind][name] for run in runs], axis=0).tolist()
 
 
 def _mean(runs: list[dict[str, Any]], get: Callable[[dict[str, Any]], float]) -> float:
     return float(np.mean([get(run) for run in runs]))
 
 
-def _mean_values(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
-    names = runs[0]["values"]
-    return {name: np.mean([run["values"][name] for run in runs], axis=0).tolist() for name in names}
+def _mean_curve(runs: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Seeds of one method have the same steps, so their curves are averaged point by point."""
+    points = zip(*(run["curve"] for run in runs), strict=True)
+    return [{key: float(np.mean([p[key] for p in same])) for key in same[0]} for same in points]
+
+
+def _matched_after(curve: list[dict[str, float]], reference: list[dict[str, float]]) -> float | None:
+    """Seconds after which the reference first had, on validation, the best reward of this curve; None: never."""
+    best = max(point["reward"] for point in curve)
+    return next((point["seconds"] for point in reference if point["reward"] >= best), None)
 
 
 @contextmanager

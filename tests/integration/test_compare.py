@@ -38,6 +38,36 @@ def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
     assert (tmp_path / "a" / "comparison.md").read_text() == table.markdown(first)
 
 
+def test_runs_side_by_side_give_the_same_table(tmp_path):
+    """Only what the clock says differs: with jobs, a method's seconds are those of its steps when it ran alone."""
+    one = run(tmp_path / "one", "--budget_steps", "4")
+    two = run(tmp_path / "two", "--budget_steps", "4", "--jobs", "2")
+    plan = json.loads((tmp_path / "two" / "plan.json").read_text())
+    for method in ("mft", "semi_offline"):
+        assert one["methods"][method]["metrics"] == two["methods"][method]["metrics"]
+        assert two["methods"][method]["seconds"] == pytest.approx(4 * plan[method]["seconds_per_step"])
+        assert two["methods"][method]["timed"].startswith("alone")
+
+
+def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
+    reward = tmp_path / "mine.py"
+    reward.write_text("def broken(completions, **kwargs):\n    raise OSError('no network')\n")
+    flags = ["--reward", f"{reward}:broken", "--budget_steps", "1", "--only", "semi_offline:0"]
+    assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, *flags]) == 2
+    assert "no network" in capsys.readouterr().err
+
+
+def test_the_best_look_on_validation_is_tested(tmp_path):
+    """A learning rate that destroys the model: the best look is the start, and the last one is worse."""
+    flags = ("--budget_steps", "4", "--learning_rate", "1.0", "--methods", "mft", "--reward", "rouge")
+    best = run(tmp_path / "best", *flags)["methods"]["mft"]
+    last = run(tmp_path / "last", *flags, "--keep", "last")["methods"]["mft"]
+    assert [p["reward"] for p in best["curve"]] == [p["reward"] for p in last["curve"]]
+    assert best["curve"][0]["reward"] > last["curve"][-1]["reward"]
+    assert (best["best_steps"], last["best_steps"]) == ([0], [None])
+    assert best["metrics"]["rouge"]["mean"] > last["metrics"]["rouge"]["mean"]
+
+
 def test_what_is_done_is_not_done_again(tmp_path):
     run(tmp_path, "--budget_steps", "2")
     kept = tmp_path / "runs" / "mft-seed0" / "result.json"
@@ -64,6 +94,9 @@ def test_seconds_are_turned_into_steps_once(tmp_path):
         (["--settings", "{"], "not JSON"),
         (["--settings", '{"avgg": {}}'], "avgg"),
         (["--start_steps", "0"], "--model"),
+        (["--keep", "bst"], "best"),
+        (["--only", "mft:7"], "mft:0"),
+        (["--jobs", "0"], "at least 1"),
     ],
 )
 def test_mistakes(tmp_path, capsys, flags, part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,20 @@ class CompareOptions:
     num_candidates: int = option(8, "Candidates for each input, for the methods that need them.")
     candidate_rows: int | None = option(None, "Take only so many training inputs, where candidates are needed.")
     settings: str = option("{}", 'What differs by method, as JSON: {"avg": {"num_samples": 8}}; a map in a recipe.')
-    evaluations: int = option(4, "Evaluations on the validation split while a method trains.")
+    evaluations: int = option(6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...")
+    keep: str = option("best", "Which of these looks is tested: best (by the reward on validation) | last.")
+    jobs: int = option(1, "Runs at a time, each a process; then every method is timed alone first.")
+    only: str | None = option(None, "METHOD:SEED: run this one and make no table, to spread runs over machines.")
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.comparison import Plan, compare
+    from semioffline.comparison import Plan, compare, run_one
     from semioffline.report import plots, table
 
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
     task = parse("compare", types, argv, {"task": "ads"})[0].load_task()
     defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), "report_to": "none"}
-    defaults |= {"reward": [task.reward] if task.reward else None, "save_strategy": "no", "eval_strategy": "steps"}
+    defaults |= {"reward": [task.reward] if task.reward else None, "save_strategy": "no", "eval_strategy": "no"}
     defaults |= {
         "eval_on_start": True,
         "per_device_eval_batch_size": 100,
@@ -62,6 +66,7 @@ def run(argv: list[str]) -> None:
 
     start, rows = prepare(data, model, options, settings, folder, console.print)
     source = data.source(args.seed)
+    this = [sys.executable, "-m", "semioffline", "compare"]
     plan = Plan(
         folder=folder,
         methods=options.methods,
@@ -75,8 +80,14 @@ def run(argv: list[str]) -> None:
         budget_seconds=options.budget_seconds,
         budget_steps=options.budget_steps,
         evaluations=options.evaluations,
+        keep=options.keep,
+        jobs=options.jobs,
+        command=lambda method, seed: [*this, *argv, "--only", f"{method}:{seed}"],
         extra={"title": f"{data.task}: {len(options.methods)} methods", "percent": _percent(args.eval_metrics)},
     )
+    if options.only is not None:
+        run_one(plan, *_one(options.only, plan))
+        return
     comparison = compare(plan, console.print)
     (folder / "comparison.json").write_text(json.dumps(comparison, indent=1))
     (folder / "comparison.md").write_text(table.markdown(comparison))
@@ -92,6 +103,10 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, di
         raise UserError("methods are compared by a reward: give --reward (a name, file.py:function or model:NAME)")
     for method in options.methods:
         load_method(method, args)
+    if options.keep not in ("best", "last"):
+        raise unknown("choice for --keep", options.keep, ["best", "last"])
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs} must be at least 1")
     try:
         by_method = json.loads(options.settings)
     except json.JSONDecodeError as error:
@@ -102,8 +117,16 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, di
     return by_method
 
 
+def _one(only: str, plan: Any) -> tuple[str, int]:
+    every = [f"{method}:{seed}" for method in plan.methods for seed in plan.seeds[method]]
+    if only not in every:
+        raise unknown("run in --only", only, every)
+    method, _, seed = only.rpartition(":")
+    return method, int(seed)
+
+
 def _percent(metrics: list[str]) -> dict[str, bool]:
-    return {name: name.startswith(("rouge", "bleu")) for name in metrics}
+    return {name: name.startswith(("rouge", "bleu", "corpus_bleu", "chrf", "lmqg", "meteor")) for name in metrics}
 
 
 def prepare(
@@ -122,7 +145,7 @@ def prepare(
         start = Path(model.model)
     elif not (start / "config.json").exists():
         say("start: M-FT")
-        rate = {"learning_rate": options.start_learning_rate, "eval_strategy": "no", "eval_on_start": False}
+        rate = {"learning_rate": options.start_learning_rate, "eval_on_start": False}
         args = settings("mft", output_dir=str(folder / "start"), max_steps=options.start_steps, **rate)
         trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, rows)
         trainer.train()
@@ -168,6 +191,15 @@ def _with_candidates(
     rewards = RewardSet(options.reward, args.reward_weights, device=device)
     made_with = asdict(data) | {"reward": options.reward}
     path = write_candidates(
-        policy, examples, rows, decoding, rewards, folder / "candidates", made_with, 64, 512, args.seed
+        policy,
+        examples,
+        rows,
+        decoding,
+        rewards,
+        folder / "candidates",
+        made_with,
+        args.per_device_eval_batch_size,
+        1024,
+        args.seed,
     )
     return load_rows(path)
