@@ -1,12 +1,15 @@
 """The tasks on public datasets: the columns and files they read, their prompt forms, references and missing splits."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import transformers as hf
 
 from semioffline.errors import UserError
 from semioffline.tasks import Source, load_task, task_names
+from semioffline.tasks.reading.corpus import Corpus
 from semioffline.tasks.reading.kinds import KINDS
 
 CONFIGS = {
@@ -71,11 +74,12 @@ def test_a_template_of_ones_own_replaces_the_form(tmp_path, readers):
     assert load_task("samsum").load(source, "test")[0]["prompt"] == "TL;DR A: hi\nB: ho"
 
 
-def test_rows_that_have_a_prompt_are_formed_already(tmp_path, readers):
-    """Such as the candidates of a comparison: the form is not put around them twice."""
+def test_rows_that_have_a_prompt_are_formed_already(tmp_path, readers, caplog):
+    """Such as the candidates of a comparison: the form is not put around them twice, and that is said."""
     row = {"prompt": "summarize: A: hi", "completion": "They greet.", "candidates": ["Hi."], "candidate_rewards": [0.5]}
     source = Source(files={"train": write(tmp_path / "c.jsonl", [row])}, model=readers["t5"])
     assert load_task("samsum").load(source, "train").to_list() == [row]
+    assert "c.jsonl, line 1: the rows have a column 'prompt', so they are taken as they are" in caplog.text
 
 
 def test_candidates_are_read_back_as_the_rows_they_were_made_from(tmp_path, readers):
@@ -194,7 +198,9 @@ def test_nothing_is_held_out_where_the_split_is_there(tmp_path):
     assert len(task.load(own, "train")) == 200
     candidates = Source(data_dir=source.data_dir, files={"train": write(tmp_path / "candidates.jsonl", rows[:50])})
     assert len(task.load(candidates, "train")) == 50
-    assert 0 < len(task.load(candidates, "validation")) < 100
+    held_out = task.load(candidates, "validation").to_list()
+    assert held_out == task.load(source, "validation").to_list()  # out of the folder, not out of the candidates
+    assert len(held_out) > 5
     write(tmp_path / "validation.jsonl", rows[:4])
     assert len(task.load(source, "train")) == 200
     assert len(task.load(source, "validation")) == 2
@@ -285,6 +291,15 @@ def test_a_missing_column_is_told_with_what_was_looked_for(tmp_path):
     assert load_task("samsum").load(own, "train").to_list() == [{"prompt": "p", "completion": "c"}]
     with pytest.raises(UserError, match="looked for txt; there are text, summary"):
         load_task("samsum").load(Source(data_dir=source.data_dir, columns={"prompt": "txt"}), "train")
+    with pytest.raises(UserError, match="looked for paragraph_answer or context with answers; there are text, summary"):
+        load_task("squad_qg").load(source, "train")
+
+
+def test_other_columns_can_be_named_too(tmp_path):
+    row = {"dialogue": "d", "summary": "a", "more": ["b"]}
+    source = write_split(tmp_path, "test", [row])
+    [loaded] = load_task("samsum").load(Source(data_dir=source.data_dir, columns={"references": "more"}), "test")
+    assert loaded == {"prompt": "d", "completion": "a", "references": ["a", "b"]}
 
 
 def test_a_missing_file_is_told_with_what_was_looked_for(tmp_path):
@@ -311,7 +326,7 @@ def test_without_a_folder_the_public_dataset_is_asked_for(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert load_task("samsum").load(Source(), "test")[0]["prompt"] == "A: hi\nB: ho"
     assert asked == [("knkarthick/samsum", None, "test")]
-    with pytest.raises(UserError, match=r"no --data_dir was given.*no network.*Give --data_dir FOLDER"):
+    with pytest.raises(UserError, match=r"no --data_dir was given.*'knkarthick/samsum'.*: no network. Give --data_dir"):
         load_task("samsum").load(Source(), "test")
 
 
@@ -358,3 +373,39 @@ def test_which_splits_there_are(tmp_path):
     assert task.has(Source(), "validation")  # on the Hub
     files = Source(files={"train": f"{tmp_path}/train.jsonl"})
     assert [task.has(files, split) for split in ("train", "validation")] == [True, False]
+
+
+# ---- the page on tasks ----
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+
+
+def test_the_examples_of_the_page(tmp_path, readers, monkeypatch):
+    """From Python, and a task of one's own; with small files in place of the data."""
+    first, second = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "samsum").mkdir(parents=True)
+    write_split(tmp_path / "data" / "samsum", "train", SAMSUM)
+    names: dict = {}
+    exec(first.replace("google/flan-t5-small", readers["t5"]), names)
+    assert names["rows"][0]["prompt"] == "summarize: A: hi\nB: ho"
+    exec(second, names)
+    source = write_split(tmp_path, "test", [{"ingredients": ["flour", "eggs"], "instructions": "Mix."}])
+    source = Source(data_dir=source.data_dir, model=readers["decoder_only"])
+    [row] = names["TASK"].load(source, "test")
+    assert row == {"prompt": "Ingredients: flour eggs\nRecipe:", "completion": "Mix.", "references": ["Mix."]}
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_page_says_what_the_task_says(name):
+    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+    task = load_task(name)
+    said = [*task.metrics, (task.reward or "").rpartition(":")[2]]
+    if isinstance(task.load, Corpus):
+        said += [task.load.name or "", *task.load.prompt, *task.load.completion]
+        said += [form.replace("\n", "\\n") for form in task.load.forms.values()]
+    assert [text for text in said if text not in line] == []
+    limits = [task.settings.get(key, 0) for key in ("min_new_tokens", "max_completion_length")]
+    if limits[1]:
+        assert (f"{limits[0]}–{limits[1]}" if limits[0] else f"≤ {limits[1]}") in line
+    assert f"beam {task.settings.get('num_beams')}" in line or task.settings.get("num_beams", 1) == 1

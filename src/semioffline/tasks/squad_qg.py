@@ -1,7 +1,8 @@
 """Question generation on SQuAD: a passage with its answer marked, to the question (Ushio et al., 2022).
 
 One of the paper's four tasks. The answer stands between two `<hl>` in its paragraph, as in LMQG. Rows are LMQG's own
-(paragraph_answer, question), SQuAD's on the Hub (context, question, answers), or SQuAD's original nested JSON.
+(paragraph_answer, question), SQuAD's on the Hub (context, question, answers), or SQuAD's original nested JSON. The mark
+is text to a tokenizer that does not know it as one token; LMQG adds it to the vocabulary before training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,6 +61,7 @@ _CORPUS = Corpus(
     completion=("question",),
     forms={"t5": "generate question: {prompt}", "decoder_only": "Passage: {prompt}\nQuestion:"},
     unpack=unpack,
+    unpacks="context with answers",
 )
 
 TASK = Task(

@@ -12,7 +12,7 @@ from semioffline.errors import UserError
 from semioffline.tasks import Source
 from semioffline.tasks.reading.formats import Row
 from semioffline.tasks.reading.kinds import model_kind
-from semioffline.tasks.reading.places import Place, has_split, open_rows
+from semioffline.tasks.reading.places import VALIDATION, Place, has_split, open_rows
 from semioffline.tasks.reading.rows import (
     TEXTS,
     check_rows,
@@ -20,6 +20,7 @@ from semioffline.tasks.reading.rows import (
     find_groups,
     iterate,
     missing,
+    rename,
     set_column,
     set_references,
 )
@@ -65,12 +66,15 @@ class Corpus:
     held_out: HeldOut | None = None
     unpack: Callable[[Row], Iterable[Row]] | None = None
     """A stored row to the rows it stands for, where the stored form is another."""
+    unpacks: str = ""
+    """What `unpack` can make the prompt of, in words, for the error that says what was looked for."""
 
     def __call__(self, source: Source, split: str) -> "Dataset":
         if source.limit is not None and source.limit < 1:
             raise UserError(f"limit must be at least 1, got {source.limit}.")
+        split = "validation" if split in VALIDATION else split
         held = self._held_out(source, split)
-        stored, place = self._open(source, held.of if held else split)
+        stored, place = self._open(source, split, held)
         shaped, formed = self._shape(stored, source.columns, place)
         chosen = _with_text(shaped, place)
         if held is not None:
@@ -81,8 +85,10 @@ class Corpus:
         chosen = chosen[: source.limit]
         if source.raw:
             return stored.select(chosen)
-        form = source.prompt_template or (None if formed else self.form(source))
-        if form is not None:
+        form = source.prompt_template or self.form(source)
+        if formed and form is not None and source.prompt_template is None:
+            _say(f"{place(0)}: the rows have a column 'prompt', so they are taken as they are, not as '{form}'")
+        elif form is not None:
             shaped = fill_template(shaped, form, place, allow_empty=True)
         rows = shaped.select(chosen)
         check_rows(rows, lambda index: place(chosen[index]))
@@ -114,7 +120,7 @@ class Corpus:
         there = path.is_file() or (path.is_dir() and has_split(path, held.split))
         return None if there or {split, held.split} & source.files.keys() else held
 
-    def _open(self, source: Source, split: str) -> "tuple[Dataset, Place]":
+    def _open(self, source: Source, split: str, held: HeldOut | None) -> "tuple[Dataset, Place]":
         where = self._where(source, split)
         if where is None:
             columns = f"{' or '.join(self.prompt)}, and {' or '.join(self.completion)}"
@@ -122,17 +128,18 @@ class Corpus:
                 f"no data for the {split} split: give --{split}_file FILE, or --data_dir FOLDER with files train*, "
                 f"validation* and test* (columns: {columns})"
             )
-        in_full = self.held_out is not None or (self.grouped and split != "train")
+        in_full = held is not None or (self.grouped and split != "train")
         try:
-            stored, place = open_rows(where, split, None if in_full else source.limit)
+            stored, place = open_rows(where, held.of if held else split, None if in_full else source.limit)
         except UserError as error:
             if where == source.where(split):
                 raise
+            reason = " ".join(str(error.__cause__ or error).split())
             raise UserError(
-                f"no --data_dir was given, and the public dataset cannot be loaded: {error} Give --data_dir FOLDER "
-                "with files train*, validation* and test*."
+                f"no --data_dir was given, and the public dataset '{where}' cannot be loaded: {reason}. "
+                "Give --data_dir FOLDER with files train*, validation* and test*."
             ) from error
-        if self.unpack is None or source.columns or set(TEXTS) <= set(stored.column_names):
+        if self.unpack is None or "prompt" in source.columns or set(TEXTS) <= set(stored.column_names):
             return stored, place
         return _unpack(stored, place, self.unpack)
 
@@ -140,11 +147,13 @@ class Corpus:
 
     def _shape(self, stored: "Dataset", given: Mapping[str, str], place: Place) -> "tuple[Dataset, bool]":
         """The rows with our columns, and whether they had them already."""
+        stored = rename(stored, {ours: name for ours, name in given.items() if ours not in TEXTS})
         names = stored.column_names
-        if not given and set(TEXTS) <= set(names):
+        if set(TEXTS) <= set(names) and not set(TEXTS) & given.keys():
             return stored, True
         theirs = {"prompt": self.prompt, "completion": self.completion}
-        chosen = {ours: _find(ours, given.get(ours), theirs[ours], names, place) for ours in TEXTS}
+        also = {"prompt": self.unpacks, "completion": ""}
+        chosen = {ours: _find(ours, given.get(ours), theirs[ours], also[ours], names, place) for ours in TEXTS}
         more = [name for name in (*self.references, "references") if name in names]
         used = list(dict.fromkeys([*chosen.values(), *more]))
         rows = list(iterate(stored, used))
@@ -159,13 +168,13 @@ class Corpus:
         return stored.remove_columns([name for name in used if name not in columns]), False
 
 
-def _find(ours: str, given: str | None, usual: tuple[str, ...], names: list[str], place: Place) -> str:
+def _find(ours: str, given: str | None, usual: tuple[str, ...], also: str, names: list[str], place: Place) -> str:
     """Their name of one of our columns."""
     looked_for = (given,) if given else usual
     for name in looked_for:
         if name in names:
             return name
-    looked, known = " or ".join(looked_for), ", ".join(names)
+    looked, known = " or ".join((*looked_for, *([also] if also and not given else []))), ", ".join(names)
     raise UserError(
         f"{place(0)}: no column for the {ours}: looked for {looked}; there are {known}. "
         f"Name yours with --columns {ours}=THEIRS."

@@ -39,7 +39,7 @@ def load_rows(
     allow_empty: let prompts and completions be missing in some rows (None stays None) or empty.
     """
     dataset, place = open_rows(source, split, limit)
-    dataset = _rename(dataset, columns or {})
+    dataset = rename(dataset, columns or {})
     if prompt_template is not None:
         dataset = fill_template(dataset, prompt_template, place, allow_empty)
     check_rows(dataset, place, require, allow_empty)
@@ -116,7 +116,7 @@ def set_column(dataset: "Dataset", name: str, values: list[Any]) -> "Dataset":
     return cast("Dataset", dataset.add_column(name, values))
 
 
-def _rename(dataset: "Dataset", columns: Mapping[str, str]) -> "Dataset":
+def rename(dataset: "Dataset", columns: Mapping[str, str]) -> "Dataset":
     theirs = list(columns.values())
     for ours, name in columns.items():
         if name not in dataset.column_names:
