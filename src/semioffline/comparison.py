@@ -28,6 +28,8 @@ from semioffline.rewards import load_reward
 from semioffline.trainer import SemiOfflineTrainer
 
 PROBE_WARM, PROBE_TIMED = 3, 8
+START = "start"
+"""The row of the model that all methods start from."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Plan:
     settings: Callable[..., SemiOfflineConfig]
     budget_seconds: float | None
     budget_steps: int | None
+    steps: dict[str, int] = field(default_factory=dict)
+    """method -> its own number of steps, whatever the budget"""
     reference: str = "semi_offline"
     evaluations: int = 6
     """How often a method is looked at on validation: at the end, at half of the budget, at a quarter, ..."""
@@ -75,15 +79,21 @@ def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
             say(f"{method}, seed {seed}")
             run_one(plan, method, seed)
         return summarise(plan)
-    for method in dict.fromkeys(method for method, _ in missing):
-        say(f"{method}: timed alone")
-        _timing(plan, method)
+    time_methods(plan, say, [method for method, _ in missing])
     with ThreadPoolExecutor(plan.jobs) as pool:
         for problem in pool.map(lambda run: _start(plan, run[0], run[1], say), missing):
             if problem:
                 pool.shutdown(cancel_futures=True)
                 raise UserError(problem)
     return summarise(plan)
+
+
+def time_methods(plan: Plan, say: Callable[[str], None], methods: list[str]) -> None:
+    """Time each of these methods alone, where that has not been done."""
+    for method in dict.fromkeys(methods):
+        if method != START:
+            say(f"{method}: timed alone")
+            _timing(plan, method)
 
 
 def _start(plan: Plan, method: str, seed: int, say: Callable[[str], None]) -> str | None:
@@ -104,21 +114,26 @@ def _start(plan: Plan, method: str, seed: int, say: Callable[[str], None]) -> st
 def run_one(plan: Plan, method: str, seed: int) -> None:
     """Train and test one method with one seed; result.json in its folder says that it is done."""
     folder = plan.run_folder(method, seed)
-    timing = _timing(plan, method) if plan.budget_steps is None or plan.jobs > 1 else None
-    steps = plan.budget_steps or (timing or {})["steps"]
-    trainer = _trainer(plan, method, seed, folder, steps)
+    needs_timing = method != START and (plan.budget_steps is None or plan.jobs > 1)
+    timing = _timing(plan, method) if needs_timing else {}
+    steps = _steps(plan, method, timing)
+    trainer = _trainer(plan, method, seed, folder, max(steps, 1))
+    (folder / "settings.json").write_text(json.dumps(trainer.args.to_dict(), indent=1, default=str))
     looks = _Looks(trainer, steps, plan.evaluations, plan.keep)
     trainer.add_callback(looks)
     started = time.perf_counter()
     with peak_memory() as peak:
-        trainer.train(resume_from_checkpoint=True)
+        if steps:
+            trainer.train(resume_from_checkpoint=True)
+            looks.restore()
+        else:
+            trainer.evaluate()
     wall = time.perf_counter() - started
-    looks.restore()
     examples = trainer.prepare(plan.test)
     evaluation = trainer.evaluate_outputs(examples)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     meter = trainer.policy.meter.per_input()
-    per_step = timing["seconds_per_step"] if timing is not None and plan.jobs > 1 else None
+    per_step = timing["seconds_per_step"] if timing and plan.jobs > 1 else None
     curve = _curve(folder, trainer, meter["forward_passes"], per_step)
     result = {
         "method": method,
@@ -140,6 +155,12 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     os.replace(aside, folder / "result.json")
     del trainer, looks
     _free()
+
+
+def _steps(plan: Plan, method: str, timing: dict[str, Any]) -> int:
+    if method == START:
+        return 0
+    return plan.steps.get(method) or plan.budget_steps or timing["steps"]
 
 
 def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int, **changes: Any) -> SemiOfflineTrainer:

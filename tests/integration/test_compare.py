@@ -30,8 +30,9 @@ def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
         assert one["steps"] == 4
         assert [p["step"] for p in one["curve"]] == [0, 2, 4]
         assert [p["reward"] for p in one["curve"]] == [p["reward"] for p in two["curve"]]
-    starts = [first["methods"][m]["curve"][0]["reward"] for m in ("mft", "semi_offline")]
-    assert starts[0] == starts[1]
+    starts = [first["methods"][m]["curve"][0]["reward"] for m in ("start", "mft", "semi_offline")]
+    assert starts[0] == starts[1] == starts[2]
+    assert (first["methods"]["start"]["steps"], first["methods"]["start"]["seconds"]) == (0, 0)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     plots = {f"reward-{what}.{ending}" for what in ("seconds", "forward-passes") for ending in ("png", "svg")}
     assert {"comparison.md", "config.yaml", *plots} <= names
@@ -76,6 +77,25 @@ def test_what_is_done_is_not_done_again(tmp_path):
     run(tmp_path, "--budget_steps", "2")
     after = (kept.stat().st_mtime_ns, (tmp_path / "start" / "model" / "model.safetensors").stat().st_mtime_ns)
     assert before == after
+
+
+def test_one_method_with_several_settings(tmp_path):
+    """METHOD@LABEL has METHOD's settings, and its own before them."""
+    names = ["semi_offline@few", "semi_offline@many"]
+    own = {"semi_offline": {"rl_weight": 0.5, "num_samples": 2}, names[1]: {"num_samples": 6, "steps": 3}}
+    both = run(tmp_path, "--methods", *names, "--settings", json.dumps(own), "--budget_steps", "1")["methods"]
+    assert [both[name]["steps"] for name in names] == [1, 3]
+    for name, many in zip(names, (2, 6), strict=True):
+        args = json.loads((tmp_path / "runs" / f"{name}-seed0" / "settings.json").read_text())
+        assert (args["num_samples"], args["rl_weight"], args["method"]) == (many, 0.5, "semi_offline")
+
+
+def test_the_start_can_be_made_and_timed_first(tmp_path):
+    for only in ("start:0", "timing"):
+        assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, "--only", only]) == 0
+    assert set(json.loads((tmp_path / "plan.json").read_text())) == {"mft", "semi_offline"}
+    assert not (tmp_path / "comparison.json").exists()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["start-seed0"]
 
 
 def test_seconds_are_turned_into_steps_once(tmp_path):

@@ -16,16 +16,20 @@ from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
 
+OWN = ("seeds", "steps")
+"""What --settings may say about a method that is not a setting of SemiOfflineConfig."""
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
 
 
 @dataclass
 class CompareOptions:
-    methods: list[str] = option(METHODS, "What is compared; all start from the same M-FT model.")
+    methods: list[str] = option(
+        METHODS, "What is compared, all from the same M-FT start; METHOD@LABEL is METHOD with settings of its own."
+    )
     reward: list[str] = option(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
     )
-    seeds: list[int] = option([0], "One run for each; a method's own `seeds` in --settings go first.")
+    seeds: list[int] = option([0], "One run for each; a method's own `seeds` (or `steps`) in --settings go first.")
     budget_seconds: float = option(60.0, "Seconds of training for each method.")
     budget_steps: int | None = option(None, "Steps for each method, instead of seconds.")
     start_steps: int = option(300, "Steps of the M-FT stage that all start from; 0: --model is that start already.")
@@ -36,11 +40,13 @@ class CompareOptions:
     evaluations: int = option(6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...")
     keep: str = option("best", "Which of these looks is tested: best (by the reward on validation) | last.")
     jobs: int = option(1, "Runs at a time, each a process; then every method is timed alone first.")
-    only: str | None = option(None, "METHOD:SEED: run this one and make no table, to spread runs over machines.")
+    only: str | None = option(
+        None, "METHOD:SEED, start:SEED or timing: do this and make no table, to spread the work over machines."
+    )
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.comparison import Plan, compare, run_one
+    from semioffline.comparison import START, Plan, compare, run_one, time_methods
     from semioffline.report import plots, table
 
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
@@ -60,8 +66,9 @@ def run(argv: list[str]) -> None:
     console = Console()
 
     def settings(method: str, **changes: Any) -> SemiOfflineConfig:
-        own = {k: v for k, v in by_method.get(method, {}).items() if k != "seeds"}
-        flags = _as_flags(own | changes | {"method": method, "use_cpu": device == "cpu"})
+        name = "mft" if method == START else method.partition("@")[0]
+        own = {k: v for k, v in by_method[method].items() if k not in OWN}
+        flags = _as_flags(own | changes | {"method": name, "use_cpu": device == "cpu"})
         return parse("compare", types, [*argv, *flags], defaults)[3]
 
     start, rows = prepare(data, model, options, settings, folder, console.print)
@@ -69,8 +76,9 @@ def run(argv: list[str]) -> None:
     this = [sys.executable, "-m", "semioffline", "compare"]
     plan = Plan(
         folder=folder,
-        methods=options.methods,
-        seeds={m: by_method.get(m, {}).get("seeds", options.seeds) for m in options.methods},
+        methods=[START, *options.methods],
+        seeds={m: by_method[m].get("seeds", options.seeds) for m in options.methods} | {START: options.seeds[:1]},
+        steps={m: by_method[m]["steps"] for m in options.methods if "steps" in by_method[m]},
         rewards=options.reward,
         rows=rows,
         dev=task.load(data.source(args.seed, data.eval_limit), "validation"),
@@ -85,9 +93,10 @@ def run(argv: list[str]) -> None:
         command=lambda method, seed: [*this, *argv, "--only", f"{method}:{seed}"],
         extra={"title": f"{data.task}: {len(options.methods)} methods", "percent": _percent(args.eval_metrics)},
     )
+    if options.only == "timing":
+        return time_methods(plan, console.print, plan.methods)
     if options.only is not None:
-        run_one(plan, *_one(options.only, plan))
-        return
+        return run_one(plan, *_one(options.only, plan))
     comparison = compare(plan, console.print)
     (folder / "comparison.json").write_text(json.dumps(comparison, indent=1))
     (folder / "comparison.md").write_text(table.markdown(comparison))
@@ -98,29 +107,33 @@ def run(argv: list[str]) -> None:
 
 
 def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, dict[str, Any]]:
-    """Check names before anything runs."""
+    """Each method's own settings, those of METHOD before those of METHOD@LABEL. All names are checked here."""
+    from semioffline.comparison import START
+
     if not options.reward:
         raise UserError("methods are compared by a reward: give --reward (a name, file.py:function or model:NAME)")
     for method in options.methods:
-        load_method(method, args)
+        load_method(method.partition("@")[0], args)
     if options.keep not in ("best", "last"):
         raise unknown("choice for --keep", options.keep, ["best", "last"])
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs} must be at least 1")
     try:
-        by_method = json.loads(options.settings)
+        given = json.loads(options.settings)
     except json.JSONDecodeError as error:
         raise UserError(f"--settings is not JSON: {error}") from error
-    for method in by_method:
-        if method not in options.methods:
-            raise unknown("method in --settings", method, options.methods)
-    return by_method
+    bases = [method.partition("@")[0] for method in options.methods]
+    for method in given:
+        if method not in [START, *options.methods, *bases]:
+            raise unknown("method in --settings", method, [START, *options.methods])
+    own = {m: given.get(base, {}) | given.get(m, {}) for m, base in zip(options.methods, bases, strict=True)}
+    return own | {START: given.get(START, {})}
 
 
 def _one(only: str, plan: Any) -> tuple[str, int]:
     every = [f"{method}:{seed}" for method in plan.methods for seed in plan.seeds[method]]
     if only not in every:
-        raise unknown("run in --only", only, every)
+        raise unknown("run in --only", only, [*every, "timing"])
     method, _, seed = only.rpartition(":")
     return method, int(seed)
 
@@ -133,10 +146,11 @@ def prepare(
     data: DataOptions, model: ModelOptions, options: CompareOptions, settings: Any, folder: Path, say: Any
 ) -> tuple[Path, Any]:
     """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them."""
+    from semioffline.comparison import START
     from semioffline.trainer import SemiOfflineTrainer
 
     task = data.load_task()
-    args = settings("mft", output_dir=str(folder / "start"), max_steps=max(options.start_steps, 1))
+    args = settings(START, output_dir=str(folder / "start"), max_steps=max(options.start_steps, 1))
     rows = task.load(data.source(args.seed), "train")
     start = folder / "start" / "model"
     if options.start_steps == 0:
@@ -146,7 +160,7 @@ def prepare(
     elif not (start / "config.json").exists():
         say("start: M-FT")
         rate = {"learning_rate": options.start_learning_rate, "eval_on_start": False}
-        args = settings("mft", output_dir=str(folder / "start"), max_steps=options.start_steps, **rate)
+        args = settings(START, output_dir=str(folder / "start"), max_steps=options.start_steps, **rate)
         trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, rows)
         trainer.train()
         trainer.save_model(str(start))
@@ -180,7 +194,7 @@ def _with_candidates(
 
     say(f"candidates: {options.num_candidates} for each input")
     if options.candidate_rows is not None:
-        rows = rows.select(range(min(options.candidate_rows, len(rows))))
+        rows = rows.shuffle(seed=args.seed).select(range(min(options.candidate_rows, len(rows))))
     device = model.checked_device()
     policy = ModelOptions(str(start), model.device, model.dtype).load().to(device)
     limits = text_limits(policy, args)
