@@ -68,6 +68,7 @@ def run(argv: list[str]) -> None:
     def settings(method: str, **changes: Any) -> SemiOfflineConfig:
         name = "mft" if method == START else method.partition("@")[0]
         own = {k: v for k, v in by_method[method].items() if k not in OWN}
+        own |= {"static_target": "ground_truth"} if method == START else {}  # there are no candidates yet
         flags = _as_flags(own | changes | {"method": name, "use_cpu": device == "cpu"})
         return parse("compare", types, [*argv, *flags], defaults)[3]
 
