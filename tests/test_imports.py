@@ -14,7 +14,10 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"errors"},),
     ({"types"},),
     ({"masking", "sampling", "losses"},),
-    ({"policy", "decoding", "cost", "layout", "model_setup"}, {"rewards", "tasks"}),
+    (
+        {"policy", "decoding", "cost", "layout", "model_setup", "codec"},
+        {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool"},
+    ),
     ({"data", "scoring", "candidates", "methods"},),
     ({"config", "trainer", "evaluation", "run_log"},),
     ({"comparison"},),
@@ -24,7 +27,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
 A room may import from its own set and from every set on a floor before; sets on one floor do not know each other."""
 
 TORCH_ONLY = ("types", "masking", "sampling", "losses")
-PLAIN_STRINGS = ("errors", "rewards", "tasks")
+PLAIN_STRINGS = ("errors", "rewards", "tasks", "reward_calls", "reward_worker", "reward_pool")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

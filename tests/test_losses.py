@@ -5,7 +5,8 @@ from math import log, sqrt
 import pytest
 import torch
 
-from semioffline.losses import Advantages, advantages, mle, reinforce_dense, reinforce_sparse, token_advantages
+from semioffline.errors import UserError
+from semioffline.losses import Advantages, Late, advantages, mle, reinforce_dense, reinforce_sparse, token_advantages
 
 NAN = float("nan")
 
@@ -158,3 +159,71 @@ def test_token_advantage_does_not_count_samples_that_are_left_out():
     draws = torch.tensor([[7, 7, 5]])
     found = token_advantages(draws, torch.tensor([0]), advantages(torch.tensor([[2.0, NAN, 4.0]])))
     assert dict(zip(found.tokens.tolist(), found.values.tolist(), strict=True)) == pytest.approx({5: 1.0, 7: -1.0})
+
+
+# ---- losses that wait ----
+
+
+def weighted(*inputs: torch.Tensor) -> torch.Tensor:
+    """A loss of two inputs whose gradient is not constant."""
+    return -(inputs[0] * torch.arange(1.0, 7).view(2, 3)).sum() + inputs[1].square().sum()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_late_loss_has_the_value_and_the_gradient_of_the_loss(ready):
+    plain = [torch.randn(2, 3, requires_grad=True), torch.randn(4, requires_grad=True)]
+    waiting = [x.detach().clone().requires_grad_() for x in plain]
+    (3.0 * weighted(*plain)).backward()
+    late = Late(weighted, *(x * 1 for x in waiting), ready=ready)
+    assert late.total.item() == (pytest.approx(weighted(*plain).item()) if ready else 0.0)
+    (3.0 * late.total).backward()
+    assert late.value().item() == pytest.approx(weighted(*plain).item())
+    for x, y in zip(plain, waiting, strict=True):
+        assert torch.equal(x.grad, y.grad)
+
+
+def test_a_late_loss_is_computed_once_and_when_backward_comes_to_it():
+    """Autograd goes to what was made later first: there the device has something to do while the rewards come."""
+    happened = []
+
+    def loss(x):
+        happened.append("late loss")
+        return x.sum()
+
+    x = torch.ones(3, requires_grad=True)
+    late = Late(loss, x * 2)
+    other = (x * 5).exp()
+    other.register_hook(lambda gradient: happened.append("what was made later"))
+    total = late.total + other.sum()
+    assert happened == []
+    total.backward()
+    late.value()
+    assert happened == ["what was made later", "late loss"]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_a_late_loss_shows_before_it_is_known_that_it_will_not_be_finite(wrong):
+    x = torch.tensor([1.0, wrong, 2.0], requires_grad=True)
+    assert Late(torch.sum, x).total.isnan()
+
+
+def test_a_late_loss_of_large_half_precision_inputs_is_no_false_alarm():
+    x = torch.full((100,), 6e4, dtype=torch.float16, requires_grad=True)
+    assert Late(torch.sum, x).total.item() == 0.0
+
+
+def test_a_late_loss_is_rounded_to_the_precision_of_its_inputs_once():
+    """The scale of the loss (rows of the step, a gradient scaler) is applied in float32."""
+    weights, scale = torch.tensor([1.003, 2.007, 3.001]), 0.3337
+    x = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    (scale * Late(lambda z: (weights * z).sum(), x).total).backward()
+    assert torch.equal(x.grad, (scale * weights).to(torch.bfloat16))
+
+
+def test_an_error_in_a_late_loss_comes_out_of_backward():
+    def loss(x):
+        raise UserError("the reward function 'mine' raised KeyError")
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(UserError, match="'mine' raised KeyError"):
+        Late(loss, x).total.backward()

@@ -82,9 +82,10 @@ def test_predictions_are_the_models_own_logits_at_the_wanted_positions(tiny_poli
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", PACKED + SEQ2SEQ)
 @torch.no_grad()
-def test_rows_behind_a_shared_prompt_and_plain_rows_agree(tiny_policy, tiny_batch, kind, attention):
+def test_rows_in_one_sequence_and_plain_rows_agree(tiny_policy, tiny_batch, kind, attention):
+    """Behind one copy of the prompt, or of the source's keys and values in an encoder-decoder's decoder."""
     policy = tiny_policy(kind, config={"attn_implementation": attention})
     assert policy.share_prompt
     batch = tiny_batch(policy)
@@ -95,7 +96,38 @@ def test_rows_behind_a_shared_prompt_and_plain_rows_agree(tiny_policy, tiny_batc
         torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", UNPACKED + SEQ2SEQ)
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+@torch.no_grad()
+def test_the_decoder_sees_the_source_once_whatever_the_number_of_rows(tiny_policy, tiny_batch, kind):
+    """The keys and values of the source are as many as for one row."""
+    policy = tiny_policy(kind)
+    batch, sizes = tiny_batch(policy), []
+    name = "encoder_attn.k_proj" if kind == "bart" else "EncDecAttention.k"
+    [projection, *_] = [m for n, m in policy.base.get_decoder().named_modules() if n.endswith(name)]
+    projection.register_forward_hook(lambda module, args, output: sizes.append(output.shape[:2]))
+    rows = three_rows(policy, batch)
+    for number in (1, 2, 3):
+        policy.predict(batch.source, rows[:number])
+    assert sizes == [batch.source.ids.shape] * 3
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
+@torch.no_grad()
+def test_without_padding_there_is_no_mask_on_the_source(tiny_policy, tiny_batch, kind):
+    """The same logits, and none of the kernels that need a mask."""
+    policy = tiny_policy(kind)
+    batch = tiny_batch(policy)
+    shortest = min(batch.source.lengths)
+    source = Text(*(t[:, :shortest] for t in (batch.source.ids, batch.source.keep_mask, batch.source.words)))
+    assert source.keep_mask.all()
+    if policy.is_encoder_decoder:
+        assert policy._source_mask(source.keep_mask) is None
+    rows = three_rows(policy, batch)
+    for found, row in zip(policy.predict(source, rows), rows, strict=True):
+        torch.testing.assert_close(found, expected(policy.model, source, row), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", UNPACKED)
 def test_models_that_cannot_take_a_packed_prompt_are_not_given_one(tiny_policy, kind):
     assert not tiny_policy(kind, share_prompt=True).share_prompt
 

@@ -1,14 +1,22 @@
 """Reward functions: how they are called, what they may return, and what is said when they return something else."""
 
 import asyncio
+import logging
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
 from semioffline.errors import UserError
+from semioffline.reward_pool import _cut, shared_pool, spare_workers
 from semioffline.scoring import RewardError, RewardSet, Scorer, describe
 from semioffline.types import Samples
 
@@ -207,9 +215,9 @@ def policy(tiny_policy):
 
 def samples_of(batch, many):
     """K copies of the target, the first ordinary token of the k-th replaced by the token 20 + k."""
-    ids = batch.target.ids[:, None].repeat(1, many, 1)
-    ids[:, :, 1] = torch.arange(many) + 20
-    return Samples(ids, batch.target.keep_mask, torch.zeros(0, many), torch.zeros(0))
+    hidden = torch.zeros_like(batch.target.keep_mask)
+    hidden[:, 1] = True
+    return Samples(batch.target, hidden, (torch.arange(many) + 20).expand(len(batch), many))
 
 
 def test_scorer_hands_over_texts_and_repeats_the_columns(policy, tiny_batch):
@@ -276,3 +284,194 @@ def test_describe_by_hand():
 @pytest.mark.parametrize("many", [7, 64])
 def test_rows_of_equal_rewards_are_counted_as_such_whatever_the_rounding(reward, many):
     assert describe(torch.full((4, many), reward))["frac_reward_zero_std"] == 1
+
+
+# ---- identical samples ----
+
+
+class Counting:
+    """A built-in reward that remembers how many texts it was given."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, completions, category, **kwargs):
+        self.seen.append(len(completions))
+        return [len(text) + len(kind) / 100 for text, kind in zip(completions, category, strict=True)]
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    reward = Counting()
+    monkeypatch.setitem(sys.modules["semioffline.rewards"].REWARDS, "counting", lambda: reward)
+    return reward
+
+
+def test_a_built_in_reward_scores_identical_samples_of_a_row_once(policy, tiny_batch, counting):
+    """Of six samples of each of three rows, three are distinct; rows keep their own, for their columns differ."""
+    batch = tiny_batch(policy, 3)
+    samples = samples_of(batch, 6)
+    samples.draws = torch.tensor([20, 21, 20, 22, 21, 20]).expand(3, 6)
+    scores = Scorer(policy, RewardSet("counting"))(samples, batch)
+    assert counting.seen == [9]
+    direct = RewardSet(counting)  # the same as a callable: nothing is known about it, so it sees every sample
+    assert torch.equal(Scorer(policy, direct)(samples, batch).rewards, scores.rewards)
+    assert counting.seen == [9, 18]
+
+
+# ---- scoring beside the model ----
+
+
+def test_scoring_beside_the_model_does_not_wait_until_the_scores_are_read(policy, tiny_batch):
+    batch, may_go = tiny_batch(policy, 3), threading.Event()
+
+    def slow(completions, **kwargs):
+        assert may_go.wait(20)
+        return words(completions)
+
+    scores = Scorer(policy, RewardSet(slow), overlap=True)(samples_of(batch, 4), batch)
+    assert not scores.ready
+    may_go.set()
+    plain = Scorer(policy, RewardSet(words))(samples_of(batch, 4), batch)
+    assert torch.equal(scores.rewards, plain.rewards)
+    assert scores.ready
+    assert scores.texts == plain.texts
+    assert scores.metrics["reward"] == plain.metrics["reward"]
+    assert scores.metrics["time/reward_wait"] > 0
+
+
+def test_an_error_beside_the_model_is_raised_where_the_scores_are_read(policy, tiny_batch):
+    def broken(**kwargs):
+        raise KeyError("category")
+
+    batch = tiny_batch(policy, 3)
+    scores = Scorer(policy, RewardSet(broken), overlap=True)(samples_of(batch, 4), batch)
+    with pytest.raises(RewardError, match="'broken' raised KeyError: 'category'"):
+        _ = scores.rewards
+
+
+def test_reward_functions_are_called_one_at_a_time(policy, tiny_batch):
+    """Two steps that overlap must not meet in a function that was written for one caller."""
+    batch, inside, most = tiny_batch(policy, 3), [], []
+
+    def careful(completions, **kwargs):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+        return words(completions)
+
+    scorer = Scorer(policy, RewardSet(careful), overlap=True)
+    for scores in [scorer(samples_of(batch, 2), batch) for _ in range(3)]:
+        _ = scores.rewards
+    assert most == [1, 1, 1]
+
+
+# ---- worker processes ----
+
+NAMES = ["rouge", "rougeLsum_stem", "bleu", "length_penalty:3-9", "click_rate", "facts_right", "distinct"]
+
+
+def two_masks(batch, many):
+    """Samples under two masks for each row: the first ordinary token under one, the second under the other."""
+    hidden = torch.zeros(2, *batch.target.ids.shape, dtype=torch.bool)
+    hidden[0, :, 1], hidden[1, :, 2] = True, True
+    draws = torch.arange(2 * len(batch) * many).view(2 * len(batch), many) % 100 + 20
+    return Samples(batch.target, hidden.flatten(0, 1), draws)
+
+
+@pytest.mark.parametrize("make", [samples_of, two_masks])
+def test_workers_give_the_values_of_this_process_bit_for_bit(policy, tiny_batch, make):
+    """For built-in rewards, with a function of the user's own beside them, which stays here."""
+    batch = tiny_batch(policy, 4)
+    rewards = RewardSet([*NAMES, words], weights=[0.1 * n + 0.3 for n in range(len(NAMES) + 1)])
+    here = Scorer(policy, rewards)(make(batch, 15), batch)
+    there = Scorer(policy, rewards, workers=2)(make(batch, 15), batch)
+    assert torch.equal(here.rewards, there.rewards)
+    assert {name: list(values) for name, values in there.parts.items()} == here.parts
+    assert here.texts == there.texts
+    assert here.rewards.std() > 0
+
+
+def test_workers_score_texts_of_any_length(policy, tiny_batch):
+    batch = tiny_batch(policy, 3)
+    ids = [[20 + n] * (n % 5) for n in range(12)]  # some are empty
+    scorers = [Scorer(policy, RewardSet(["length", "rouge"]), workers=n) for n in (0, 2)]
+    here, there = (scorer.score_ids(ids, batch, 4) for scorer in scorers)
+    assert torch.equal(here.rewards, there.rewards)
+    assert here.parts["length"] == [len(row) for row in ids]
+
+
+def test_an_error_in_a_worker_has_the_message_it_has_here(policy, tiny_batch):
+    batch = tiny_batch(policy, 4)
+    batch.columns["references"][2] = []
+    said = []
+    for workers in (0, 2):
+        with pytest.raises(RewardError) as caught:
+            Scorer(policy, RewardSet("rouge"), workers=workers)(samples_of(batch, 15), batch)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "references[30]" in said[0]
+
+
+def test_a_worker_that_dies_stops_nothing(policy, tiny_batch, caplog):
+    batch = tiny_batch(policy, 4)
+    scorer = Scorer(policy, RewardSet("rouge"), workers=2)
+    expected = scorer(samples_of(batch, 15), batch).rewards
+    pool = shared_pool(2)
+    victim = pool._workers[1]
+    victim.send_signal(signal.SIGKILL)
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
+        assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
+    assert shared_pool(2) is not pool
+    assert shared_pool(2).alive
+    assert not [worker for worker in pool._workers if worker.poll() is None]
+
+
+def test_workers_end_when_their_parent_is_killed():
+    code = (
+        "from semioffline.reward_pool import shared_pool\nimport time\n"
+        "print(*[w.pid for w in shared_pool(2)._workers], flush=True)\ntime.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 2
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in workers)
+
+
+def _runs(pid):
+    """Whether there is such a process, other than one that has ended and was not asked how."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_chunks_are_even_and_hold_every_sample_once():
+    tokens = [np.full((many, 3), b, dtype=np.int32) for b, many in enumerate([50, 1, 0, 7, 64])]
+    columns = {"references": [[str(b)] for b in range(5)]}
+    chunks = _cut(tokens, [0, 1, 2, 3, 4], columns, 5)
+    sizes = [sum(many for _, _, many in head["groups"]) for head, _ in chunks]
+    assert sum(sizes) == 122
+    assert max(sizes) - min(sizes) <= 1
+    found = np.concatenate([np.frombuffer(ids, np.int32) for _, ids in chunks]).reshape(-1, 3)
+    assert np.array_equal(found, np.concatenate(tokens))
+    for head, _ in chunks:
+        assert head["columns"]["references"] == [[str(row)] for row, _, _ in head["groups"]]
+
+
+def test_few_samples_are_not_spread_over_many_workers():
+    assert len(_cut([np.zeros((10, 3), np.int32)], [0], {}, 14)) == 1
+
+
+def test_cores_to_spare(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert [spare_workers(n) for n in (1, 2, 4, 8)] == [14, 6, 2, 0]

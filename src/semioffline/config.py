@@ -71,6 +71,10 @@ class SemiOfflineConfig(TrainingArguments):
     reward_timeout: float | None = option(
         None, "Seconds that one call of a reward function may take in training; no limit when not given."
     )
+    overlap_rewards: bool = option(True, "Score samples while the device goes on; off, it waits. Same results.")
+    reward_workers: int | None = option(
+        None, "Processes that score with built-in rewards; the cores to spare by default, none for a model on the CPU."
+    )
     # Text
     max_prompt_length: int | None = option(None, "Longest source in tokens; 512, or what the model's positions allow.")
     max_completion_length: int | None = option(
@@ -81,7 +85,7 @@ class SemiOfflineConfig(TrainingArguments):
     )
     # Model
     disable_dropout: bool = option(False, "Set every dropout probability to 0.")
-    share_prompt: bool = option(True, "Decoder-only: compute the prompt once for both rows.")
+    share_prompt: bool = option(True, "Compute the source's part of the decoder once for all rows of an input.")
     # Evaluation by generation
     eval_metrics: list[str] = option(["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.")
     num_beams: int = option(1, "Beams in evaluation; 1 is greedy.")
@@ -95,6 +99,7 @@ class SemiOfflineConfig(TrainingArguments):
     log_completions: bool = option(True, "Write sampled completions to completions/step-*.parquet at every log.")
     num_completions_to_print: int = option(0, "Print so many sampled completions at every log.")
     # Transformers' own, with other defaults
+    logging_nan_inf_filter: bool = option(False, "A loss that is not finite stops training: nothing to filter.")
     logging_steps: float = option(10, "Log every so many steps.")
     remove_unused_columns: bool = option(False, "Rewards may need any column, so none is removed.")
     ddp_find_unused_parameters: bool | None = option(False, "Every parameter is used in every step.")

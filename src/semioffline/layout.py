@@ -1,9 +1,10 @@
-"""How a prompt and the rows that follow it are laid out in a decoder-only model's sequence."""
+"""How rows are laid out for a model: widened to one length, or behind one copy of a decoder-only model's prompt."""
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from semioffline.types import Row, Text
 
@@ -16,7 +17,8 @@ class Layout(NamedTuple):
     segments: Tensor
     """(B, L) 0 in the prompt, r in the r-th row (from 1), -1 at padding."""
     predicts: list[Tensor]
-    """for each row, (B, T): the place in the sequence whose output predicts the row's token t."""
+    """Of `pack`: for each row, (B, T): the place in the sequence whose output predicts the row's token t. Of
+    `side_by_side`: for each row, (N,): those places of its wanted tokens, in the flattened batch."""
 
 
 def pack(source: Text, rows: list[Row], pad_id: int) -> Layout:
@@ -53,6 +55,32 @@ def pack(source: Text, rows: list[Row], pad_id: int) -> Layout:
     return Layout(ids, positions, segments, predicts)
 
 
+def side_by_side(rows: list[Row], start_id: int, pad_id: int, together: bool) -> Layout:
+    """The decoder's inputs for rows that have their source elsewhere: a start token, then all tokens but the last.
+
+    together: all rows of an input in one sequence, (B, sum of T); else one sequence each, (len(rows) * B, longest T).
+    """
+    size = len(rows[0].ids)
+    shifted = [torch.cat([torch.full_like(row.ids[:, :1], start_id), row.ids[:, :-1]], dim=1) for row in rows]
+    lengths = [row.ids.shape[1] for row in rows]
+    device = rows[0].ids.device
+    positions = [torch.arange(length, device=device) for length in lengths]
+    if together:
+        total, starts = sum(lengths), [sum(lengths[:r]) for r in range(len(rows))]
+        lines = [torch.arange(size, device=device) * total + start for start in starts]
+        segments = [torch.full_like(position, r + 1) for r, position in enumerate(positions)]
+        layout = torch.cat(shifted, dim=1), torch.cat(positions)[None], torch.cat(segments)[None]
+    else:
+        total = max(lengths)
+        lines = [(torch.arange(size, device=device) + r * size) * total for r in range(len(rows))]
+        ids = torch.cat([widen(tokens, total, pad_id) for tokens in shifted])
+        layout = ids, torch.arange(total, device=device)[None], torch.ones_like(ids[:1])
+    selected = [
+        (line[:, None] + position[None])[row.wanted] for line, position, row in zip(lines, positions, rows, strict=True)
+    ]
+    return Layout(*layout, selected)
+
+
 def block_mask(segments: Tensor) -> Tensor:
     """(B, 1, L, L) True where place q may attend to place k: causal, the prompt and its own row only."""
     length = segments.shape[1]
@@ -60,3 +88,32 @@ def block_mask(segments: Tensor) -> Tensor:
     key, query = segments[:, None, :], segments[:, :, None]
     itself = torch.eye(length, dtype=torch.bool, device=segments.device)  # padding attends to itself: no empty softmax
     return (causal & ((key == 0) | (key == query)) | itself)[:, None]
+
+
+def places(predicts: Tensor, wanted: Tensor, length: int) -> Tensor:
+    """(N,) where in the flattened (B, length) batch the wanted tokens are predicted, in row-major order."""
+    offsets = torch.arange(len(predicts), device=predicts.device)[:, None] * length
+    return (predicts + offsets)[wanted]
+
+
+def widen(tensor: Tensor, length: int, value: Any) -> Tensor:
+    return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
+
+
+def hints(rows: list[Row]) -> list[Row]:
+    """The rows with added ids in the place of ids, -1 where nothing is added; none where no row adds anything."""
+    if all(row.added_ids is None for row in rows):
+        return []
+    return [replace(row, ids=torch.full_like(row.ids, -1) if row.added_ids is None else row.added_ids) for row in rows]
+
+
+def without_ids(source: Text) -> Text:
+    return replace(source, ids=torch.full_like(source.ids, -1))
+
+
+def pad_left(ids: Tensor, keep: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Right padding to left padding: roll each row by its number of padding tokens."""
+    length = ids.shape[1]
+    at = (torch.arange(length, device=ids.device)[None] + keep.sum(1, keepdim=True)) % length
+    keep = keep.gather(1, at)
+    return ids.gather(1, at).masked_fill(~keep, pad_id), keep

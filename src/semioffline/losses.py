@@ -1,10 +1,13 @@
 """Losses as pure functions on tensors. Each returns a sum; the trainer divides by the count of the whole step."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from semioffline.types import send
 
 BASELINES = ("mean", "leave_one_out")
 LOSS_SCALES = ("token", "sequence")
@@ -16,6 +19,7 @@ def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
 
     With smoothing e: (1 - e) * NLL + e * mean over the vocabulary of -log p. The paper's printed formula has no sign.
     """
+    labels = send(labels, logits.device)
     return F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
 
 
@@ -26,6 +30,9 @@ class Advantages(NamedTuple):
     counts: Tensor
     valid: Tensor | None = None
     """(B, K) False at samples left out; None means that all count."""
+
+    def to(self, device: torch.device) -> "Advantages":
+        return Advantages(*(None if part is None else send(part, device) for part in self))  # type: ignore[arg-type]
 
 
 def advantages(rewards: Tensor, baseline: str = "mean", scale: bool = False) -> Advantages:
@@ -62,11 +69,17 @@ def _weights(advantages: Advantages, rows: Tensor, loss_scale: str) -> Tensor:
     sequence: A_k / K, the printed formula. token: A_k / |M|, the scale of the published lambda (sum over K, mean over
     the row's hidden positions): K / |M| times the printed formula.
     """
-    values = advantages.values[rows]
     if loss_scale == "sequence":
-        return values / advantages.counts.clamp(min=1)[rows][:, None]
-    hidden = torch.bincount(rows, minlength=len(advantages.counts))
-    return values / hidden[rows][:, None]
+        divisors = advantages.counts.clamp(min=1)
+    else:
+        divisors = _count(rows, len(advantages.counts)).clamp(min=1)
+    return (advantages.values / divisors[:, None])[rows]
+
+
+def _count(places: Tensor, number: int) -> Tensor:
+    """(number,) how often each of 0 ... number - 1 occurs. torch.bincount would make the host wait for the device."""
+    ones = torch.ones_like(places)
+    return torch.zeros(number, dtype=torch.long, device=places.device).index_add(0, places, ones)
 
 
 def reinforce_dense(
@@ -87,6 +100,49 @@ def reinforce_sparse(drawn_logits: Tensor, rows: Tensor, advantages: Advantages,
     drawn_logits: (M, K), z_t[a_t^k] / temperature.
     """
     return -(_weights(advantages, rows, loss_scale) * drawn_logits.float()).sum()
+
+
+class Late:
+    """A loss that cannot be computed yet: it waits for the rewards of samples, while the device goes on.
+
+    `loss` maps `inputs` to a number and may wait for as long as it takes. `total` stands for that number in the loss:
+    backward waits when it gets there, and autograd gets there after everything that was made later. Until then `total`
+    is 0, or NaN where an input is not finite, so that a loss that is not finite is seen without waiting.
+    """
+
+    def __init__(self, loss: Callable[..., Tensor], *inputs: Tensor, ready: bool = False):
+        """ready: `loss` does not have to wait, so `total` has its value at once."""
+        self._loss = loss
+        self._inputs = [tensor.detach().float() for tensor in inputs]
+        self._known: tuple[Tensor, tuple[Tensor, ...]] | None = None
+        self.total: Tensor = _LateSum.apply(self, ready, *inputs)  # type: ignore[assignment]
+
+    def value(self) -> Tensor:
+        return self._compute()[0]
+
+    def _compute(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The value and its gradients with respect to the inputs, in float32."""
+        if self._known is None:
+            inputs = [tensor.requires_grad_() for tensor in self._inputs]
+            with torch.enable_grad():
+                value = self._loss(*inputs)
+            self._known = value.detach(), torch.autograd.grad(value, inputs)
+            self._inputs = []
+        return self._known
+
+
+class _LateSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, late: Late, ready: bool, *inputs: Tensor) -> Tensor:
+        ctx.late, ctx.types = late, [tensor.dtype for tensor in inputs]
+        if ready:
+            return late.value().clone()
+        return torch.stack([tensor.sum(dtype=torch.float32) for tensor in inputs]).sum() * 0.0
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        _, gradients = ctx.late._compute()
+        return None, None, *((scale * g).to(kind) for g, kind in zip(gradients, ctx.types, strict=True))
 
 
 class TokenAdvantages(NamedTuple):
@@ -116,7 +172,7 @@ def token_advantages(draws: Tensor, rows: Tensor, advantages: Advantages) -> Tok
 
 def token_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
     """(N,) log-probability of `tokens` (N,) under `logits` (N, V); -inf logits are outside the distribution."""
-    return -F.cross_entropy(logits.float(), tokens, reduction="none")
+    return -F.cross_entropy(logits.float(), send(tokens, logits.device), reduction="none")
 
 
 def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) -> Tensor:
@@ -124,7 +180,8 @@ def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) 
 
     values: (P,) one for each position; texts: (P,) the text it belongs to. |y| counts the positions given.
     """
-    lengths = torch.bincount(texts, minlength=number).clamp(min=1)
+    texts = send(texts, values.device)
+    lengths = _count(texts, number).clamp(min=1)
     return values.new_zeros(number).index_add(0, texts, values) / lengths.to(values.dtype) ** alpha
 
 

@@ -122,13 +122,27 @@ def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any
 
 
 def takes_block_mask(model: Any) -> bool:
-    """Whether a model takes a 4-d attention mask and position ids: no window, no recurrence, no flash kernel."""
+    """Whether several rows can stand in one sequence of the (decoder of the) model: it takes a 4-d attention mask and
+    positions, and has no window, no recurrence and no flash kernel."""
     config = model.config
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return False
+    if config.is_encoder_decoder:
+        return config.model_type in _RELATIVE or (config.model_type in _POSITIONED and _takes_positions(model))
     layers = getattr(config, "layer_types", None)
     full = (
         all(kind == "full_attention" for kind in layers) if layers else getattr(config, "sliding_window", None) is None
     )
     local = ("attention_types", "alibi", "attention_chunk_size")  # GPT-Neo, Falcon and Llama 4 attend in other ways
     plain = full and not any(getattr(config, name, None) for name in local)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    return plain and takes_positions and config._attn_implementation in ("sdpa", "eager")
+    return plain and "position_ids" in inspect.signature(model.forward).parameters
+
+
+_RELATIVE = ("t5", "mt5")
+"""Positions are differences: within a row they are right wherever the row stands."""
+_POSITIONED = ("bart", "mbart", "marian", "pegasus", "plbart", "blenderbot", "blenderbot-small")
+"""The decoder asks its table of positions with the argument position_ids."""
+
+
+def _takes_positions(model: Any) -> bool:
+    return "position_ids" in inspect.signature(model.get_decoder().embed_positions.forward).parameters

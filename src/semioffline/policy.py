@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
+from semioffline.codec import Codec, Encoded
 from semioffline.cost import Meter
 from semioffline.decoding import Decoding
-from semioffline.layout import block_mask, pack
+from semioffline.layout import Layout, block_mask, hints, pack, pad_left, places, side_by_side, widen, without_ids
 from semioffline.model_setup import (
     add_adapter,
     add_mask_token,
@@ -27,26 +26,22 @@ from semioffline.model_setup import (
     mask_row_trains,
     takes_block_mask,
 )
-from semioffline.types import Row, Text
+from semioffline.types import Row, Text, send
 
 logger = logging.getLogger(__name__)
 TRUNCATION_SIDES = ("left", "right")
+__all__ = ["TRUNCATION_SIDES", "Encoded", "Policy"]
 
 
-class Encoded(NamedTuple):
-    """One tokenised text."""
-
-    ids: list[int]
-    words: list[int]
-    truncated: bool
-
-
-class Policy(nn.Module):
+class Policy(Codec, nn.Module):
     """Wraps a model and its tokenizer, and hides the difference between the two kinds of model.
 
     `forward` runs several target rows that share a source and returns logits only at the positions that are wanted.
     They pass through the model's own output map (scaling, bias, soft-capping, adapters): a hook cuts the trunk's hidden
     states down to those positions before the model's own forward applies its head.
+
+    Sources and rows may stay on the host: what the model needs of them is laid out there and sent without waiting. A
+    count or an index that is computed on the device would make the host wait for everything that the device has to do.
     """
 
     model: Any
@@ -71,14 +66,17 @@ class Policy(nn.Module):
             logger.warning("the mask token's embedding is frozen: add it to the adapter's trainable_token_indices")
         pad_id = tokenizer.pad_token_id
         self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
-        self.share_prompt = share_prompt and not self.is_encoder_decoder and takes_block_mask(base)
+        self.share_prompt = share_prompt and takes_block_mask(base)
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
         self.value_head: nn.Linear | None = None
         self._selected: Tensor | None = None
+        self._positions: Tensor | None = None
         self._states: Tensor | None = None
         self._runner: Callable[..., Any] | None = None
         self.meter = Meter(base.get_decoder(), base.get_encoder() if self.is_encoder_decoder else None)
         base.get_decoder().register_forward_hook(self._cut)
+        if self.is_encoder_decoder and self.share_prompt and hasattr(base.get_decoder(), "embed_positions"):
+            base.get_decoder().embed_positions.register_forward_pre_hook(self._restart, with_kwargs=True)
 
     # ---- loading and saving ----
 
@@ -136,8 +134,6 @@ class Policy(nn.Module):
             return longest
         return max(min(longest, most - (0 if self.is_encoder_decoder else source.ids.shape[1])), 2)
 
-    # ---- text to tokens and back ----
-
     def _allowed_ids(self) -> Tensor:
         """(V,) True at ids that may be drawn: tokens of the tokenizer that are not special."""
         size = self.base.get_output_embeddings().weight.shape[0]
@@ -147,74 +143,6 @@ class Policy(nn.Module):
         allowed = torch.zeros(size, dtype=torch.bool)
         allowed[ids] = True
         return allowed
-
-    def encode_sources(self, texts: Sequence[str], max_length: int, truncation_side: str = "right") -> list[Encoded]:
-        encoded = self._encode(list(texts), max_length, truncation_side)
-        if self.is_encoder_decoder:
-            return encoded
-        start = self.tokenizer.bos_token_id
-        start = self.tokenizer.eos_token_id if start is None else start
-        return [e if e.ids else Encoded([start], [-1], False) for e in encoded]
-
-    def encode_targets(self, texts: Sequence[str], prompts: Sequence[str], max_length: int) -> list[Encoded]:
-        """Targets end with EOS. In decoder-only models a space joins them to a prompt that ends in no white space."""
-        texts = [text.strip() for text in texts]
-        eos = self.tokenizer.eos_token_id
-        if self.is_encoder_decoder:
-            encoded = self._encode(texts, max_length, "right", target=True)
-            if all(eos in e.ids for e in encoded):
-                return encoded
-            encoded = self._encode(texts, max_length - 1, "right", target=True)  # the tokenizer's template adds none
-            return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
-        joined = [t if not p or p[-1].isspace() else " " + t for t, p in zip(texts, prompts, strict=True)]
-        encoded = self._encode(joined, max_length - 1, "right", special=False)
-        return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
-
-    def _encode(
-        self, texts: list[str], max_length: int, side: str, target: bool = False, special: bool = True
-    ) -> list[Encoded]:
-        def run(texts: list[str], **kwargs: Any) -> list[tuple[list[int], list[int]]]:
-            given = {"text_target": texts} if target else {"text": texts}
-            out = self.tokenizer(**given, add_special_tokens=special, verbose=False, **kwargs)
-            return [(ids, self._words(out, i, ids)) for i, ids in enumerate(out["input_ids"])]
-
-        encoded = [Encoded(ids, words, False) for ids, words in run(texts)] if texts else []
-        long = [i for i, e in enumerate(encoded) if len(e.ids) > max_length]
-        if long:
-            side_before, self.tokenizer.truncation_side = self.tokenizer.truncation_side, side
-            try:
-                cut = run([texts[i] for i in long], truncation=True, max_length=max_length)
-            finally:
-                self.tokenizer.truncation_side = side_before
-                if self.tokenizer.is_fast:
-                    self.tokenizer.backend_tokenizer.no_truncation()
-            for i, (ids, words) in zip(long, cut, strict=True):
-                encoded[i] = Encoded(ids, words, True)
-        return encoded
-
-    def _words(self, out: Any, number: int, ids: list[int]) -> list[int]:
-        """The word that each token belongs to; -1 at special tokens. Without a fast tokenizer every token is a word."""
-        special = set(self.tokenizer.all_special_ids)
-        if not self.tokenizer.is_fast:
-            return [-1 if token in special else i for i, token in enumerate(ids)]
-        words = out.word_ids(number)
-        if len({word for word in words if word is not None}) == 1:  # a pre-tokenizer that does not split at spaces
-            tokens = self.tokenizer.convert_ids_to_tokens(ids)
-            starts = [i == 0 or str(token).startswith(("▁", "Ġ", " ")) for i, token in enumerate(tokens)]
-            words = [None if word is None else number for word, number in zip(words, accumulate(starts), strict=True)]
-        return [-1 if word is None or token in special else word for word, token in zip(words, ids, strict=True)]
-
-    def decode(self, ids: list[list[int]]) -> list[str]:
-        """Plain text, without special tokens (the mask token is one) and without white space around it."""
-        if self.tokenizer.is_fast:
-            texts = self.tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
-        else:
-            texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return [text.strip() for text in texts]
-
-    def show(self, ids: list[int]) -> str:
-        """Text with the special tokens in it, for the log of masked targets."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False)).strip()
 
     # ---- the forward pass ----
 
@@ -264,52 +192,83 @@ class Policy(nn.Module):
         return self.value_head
 
     def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:
-        """Encode once; decode the rows as a batch of len(rows) * B."""
-        encoder_states = self.base.get_encoder()(input_ids=source.ids, attention_mask=source.keep_mask.long())[0]
-        length = max(row.ids.shape[1] for row in rows)
-        shown = torch.cat([_widen(row.ids, length, self.pad_id) for row in rows])
-        wanted = torch.cat([_widen(row.wanted, length, False) for row in rows])
-        start = torch.full_like(shown[:, :1], self.config.decoder_start_token_id)
-        hints = [_widen(row.ids, length, -1) for row in _hints(rows)]
-        added = torch.cat([torch.full_like(start, -1), torch.cat(hints)[:, :-1]], dim=1) if hints else None
-        return self._head_at(
-            wanted.reshape(-1).nonzero().squeeze(1),
-            added,
-            encoder_outputs=BaseModelOutput(last_hidden_state=encoder_states.repeat(len(rows), 1, 1)),
-            attention_mask=source.keep_mask.long().repeat(len(rows), 1),
-            decoder_input_ids=torch.cat([start, shown[:, :-1]], dim=1),
-        )
+        """Encode once. Rows stand behind one another in one sequence under a block mask, so that the decoder computes
+        the keys and values of the source once too; or (where the model takes none) they are len(rows) * B sequences."""
+        mask = self._source_mask(source.keep_mask)
+        states = self.base.get_encoder()(input_ids=send(source.ids, self.device), attention_mask=mask)[0]
+        together = self.share_prompt and len(rows) > 1
+        layout = side_by_side(rows, self.config.decoder_start_token_id, self.pad_id, together)
+        more: dict[str, Any] = {}
+        if together:
+            more["decoder_attention_mask"] = self._block_mask(layout)
+            self._positions = send(layout.positions[0], self.device)
+        elif len(rows) > 1:
+            states = states.repeat(len(rows), 1, 1)
+            mask = None if mask is None else mask.repeat(len(rows), *[1] * (mask.dim() - 1))
+        added = side_by_side(hints(rows), -1, -1, together).ids if hints(rows) else None
+        try:
+            return self._head_at(
+                torch.cat(layout.predicts),
+                added,
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                attention_mask=mask,
+                decoder_input_ids=layout.ids,
+                **more,
+            )
+        finally:
+            self._positions = None
+
+    def _source_mask(self, keep: Tensor) -> Tensor | None:
+        """What the encoder and the attention to it must see. Without padding there is no mask: the fastest kernels take
+        none. One that is complete already spares the model a look at its values, for which the host would wait."""
+        if not keep.is_cuda and keep.all():
+            return None
+        if not self.share_prompt:
+            return send(keep.long(), self.device)
+        return self._as_attention_mask(send(keep, self.device)[:, None, None, :])
+
+    def _block_mask(self, layout: Layout) -> Tensor:
+        return self._as_attention_mask(block_mask(send(layout.segments, self.device)))
+
+    def _as_attention_mask(self, mask: Tensor) -> Tensor:
+        """True = attend -> what the model's attention takes: that, or numbers to add."""
+        if self.config._attn_implementation != "eager":
+            return mask
+        dtype = self.base.get_input_embeddings().weight.dtype
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def _run_causal(self, source: Text, rows: list[Row]) -> Tensor:
         """Rows behind one copy of the prompt under a block mask, or (where the model takes none) one sequence each."""
         if self.share_prompt and len(rows) > 1:
             layout = pack(source, rows, self.pad_id)
-            mask = block_mask(layout.segments)
-            if self.config._attn_implementation == "eager":
-                dtype = self.base.get_input_embeddings().weight.dtype
-                mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-            places = [_places(layout.predicts[r], row.wanted, layout.ids.shape[1]) for r, row in enumerate(rows)]
-            hints = _hints(rows)
-            added = pack(_without_ids(source), hints, -1).ids if hints else None
+            length = layout.ids.shape[1]
+            selected = [places(layout.predicts[r], row.wanted, length) for r, row in enumerate(rows)]
+            added = pack(without_ids(source), hints(rows), -1).ids if hints(rows) else None
             return self._head_at(
-                torch.cat(places), added, input_ids=layout.ids, position_ids=layout.positions, attention_mask=mask
+                torch.cat(selected),
+                added,
+                input_ids=layout.ids,
+                position_ids=layout.positions,
+                attention_mask=self._block_mask(layout),
             )
         layouts = [pack(source, [row], self.pad_id) for row in rows]
         length = max(layout.ids.shape[1] for layout in layouts)
-        places = [
-            _places(layout.predicts[0], row.wanted, length) + r * len(source.ids) * length
+        selected = [
+            places(layout.predicts[0], row.wanted, length) + r * len(source.ids) * length
             for r, (layout, row) in enumerate(zip(layouts, rows, strict=True))
         ]
-        ids = torch.cat([_widen(layout.ids, length, self.pad_id) for layout in layouts])
-        alone = [pack(_without_ids(source), [row], -1).ids for row in _hints(rows)]
-        added = torch.cat([_widen(hints, length, -1) for hints in alone]) if alone else None
-        return self._head_at(torch.cat(places), added, input_ids=ids)
+        ids = torch.cat([widen(layout.ids, length, self.pad_id) for layout in layouts])
+        alone = [pack(without_ids(source), [row], -1).ids for row in hints(rows)]
+        added = torch.cat([widen(one, length, -1) for one in alone]) if alone else None
+        return self._head_at(torch.cat(selected), added, input_ids=ids)
 
-    def _head_at(self, places: Tensor, added: Tensor | None, **inputs: Any) -> Tensor:
-        """Run the model; its own output map sees only the hidden states at `places` of the flattened batch."""
-        self._selected = places
+    def _head_at(self, selected: Tensor, added: Tensor | None, **inputs: Any) -> Tensor:
+        """Run the model; its own output map sees only the hidden states at `selected` of the flattened batch."""
+        device = self.device
+        inputs = {name: send(v, device) if isinstance(v, Tensor) else v for name, v in inputs.items()}
+        self._selected = send(selected, device)
         try:
-            with self._adding(added):
+            with self._adding(None if added is None else send(added, device)):
                 return self.base(**inputs, use_cache=False, return_dict=True).logits[0]
         finally:
             self._selected = None
@@ -336,19 +295,25 @@ class Policy(nn.Module):
     def _cut(self, module: nn.Module, args: tuple, output: Any) -> Any:
         if self._selected is not None:
             states = output.last_hidden_state
-            chosen = states.reshape(-1, states.shape[-1])[self._selected]
+            chosen = states.reshape(-1, states.shape[-1]).index_select(0, self._selected)
             output.last_hidden_state = chosen[None]
             self._states = None if self.value_head is None else chosen.detach()
         return output
+
+    def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Rows in one sequence: each starts at position 0."""
+        if self._positions is not None:
+            kwargs = kwargs | {"position_ids": self._positions}
+        return args, kwargs
 
     # ---- generation ----
 
     @torch.no_grad()
     def generate(self, source: Text, decoding: Decoding, keep_end: bool = False) -> list[list[int]]:
         """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it)."""
-        ids, keep = source.ids, source.keep_mask
+        ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
         if not self.is_encoder_decoder:
-            ids, keep = _pad_left(ids, keep, self.pad_id)
+            ids, keep = pad_left(ids, keep, self.pad_id)
         own = self.base.generation_config
         ends = self.tokenizer.eos_token_id if own.eos_token_id is None else own.eos_token_id
         training = self.model.training
@@ -368,34 +333,6 @@ class Policy(nn.Module):
         new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
         ends = set(ends) if isinstance(ends, list) else {ends}
         return [_until(row, ends, keep_end) for row in new.tolist()]
-
-
-def _widen(tensor: Tensor, length: int, value: Any) -> Tensor:
-    return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
-
-
-def _hints(rows: list[Row]) -> list[Row]:
-    """The rows with added ids in the place of ids, -1 where nothing is added; none where no row adds anything."""
-    if all(row.added_ids is None for row in rows):
-        return []
-    return [replace(row, ids=torch.full_like(row.ids, -1) if row.added_ids is None else row.added_ids) for row in rows]
-
-
-def _without_ids(source: Text) -> Text:
-    return replace(source, ids=torch.full_like(source.ids, -1))
-
-
-def _places(predicts: Tensor, wanted: Tensor, length: int) -> Tensor:
-    offsets = torch.arange(len(predicts), device=predicts.device)[:, None] * length
-    return (predicts + offsets)[wanted]
-
-
-def _pad_left(ids: Tensor, keep: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Right padding to left padding: roll each row by its number of padding tokens."""
-    length = ids.shape[1]
-    places = (torch.arange(length, device=ids.device)[None] + keep.sum(1, keepdim=True)) % length
-    keep = keep.gather(1, places)
-    return ids.gather(1, places).masked_fill(~keep, pad_id), keep
 
 
 def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import TrainerCallback
 
 
@@ -47,6 +49,15 @@ def _step_of(line: str) -> float:
         return json.loads(line)["step"]
     except ValueError:
         return math.inf
+
+
+def as_numbers(values: list[float | Tensor]) -> list[float]:
+    """Metrics of several steps as plain numbers; those on a device come in one piece."""
+    on_device = [value for value in values if isinstance(value, Tensor)]
+    if not on_device:
+        return values  # type: ignore[return-value]
+    numbers = iter(torch.stack([value.detach().float() for value in on_device]).tolist())
+    return [next(numbers) if isinstance(value, Tensor) else value for value in values]
 
 
 def write_completions(folder: Path, step: int, rows: list[dict[str, Any]], to_print: int) -> None:

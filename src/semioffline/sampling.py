@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from semioffline.types import Observation, Randomness, Samples, Text
+from semioffline.types import Observation, Randomness, Samples, Text, send
 
 
 @torch.no_grad()
@@ -16,7 +16,8 @@ def sampling_logits(
     Restricting the draw is exact for the RL gradient: the normaliser of the kept set does not depend on the sample,
     and a constant in k cancels under zero-sum advantages.
     """
-    z = (logits.float() / temperature).masked_fill(~allowed, -torch.inf)
+    z = logits.float() if temperature == 1.0 else logits.float() / temperature
+    z = z.masked_fill(~allowed, -torch.inf)
     if top_k > 0:
         kth = z.topk(min(top_k, z.shape[1]), dim=1).values[:, -1:]
         z = z.masked_fill(z < kth, -torch.inf)
@@ -35,11 +36,12 @@ def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     all K draws.
     """
     probabilities = z.softmax(1)
-    entropy = -torch.special.xlogy(probabilities, probabilities).sum(1)
+    entropy = torch.special.entr(probabilities).sum(1)
     cumulative = probabilities.cumsum(1)
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
-    ids = torch.searchsorted(cumulative, torch.minimum(uniforms.to(z.device) * total, below_total), right=True)
+    numbers = torch.minimum(send(uniforms, z.device) * total, below_total)
+    ids = torch.searchsorted(cumulative, numbers, right=True)
     ids = ids.clamp(max=z.shape[1] - 1)  # NaN logits: let the loss be NaN, which is reported with step and rows
     # a parallel sum may round up at a token without probability: such a hair's breadth goes to the likeliest token
     impossible = probabilities.gather(1, ids) == 0
@@ -57,24 +59,15 @@ def draw_uniforms(
 
 def complete(text: Text, observation: Observation, draws: Tensor) -> Samples:
     """Put the draws into the static text: K complete samples a row."""
-    num_samples = draws.shape[1]
-    ids = text.ids[:, None, :].repeat(1, num_samples, 1)  # (B, K, T)
-    rows, positions = observation.hidden.nonzero(as_tuple=True)
-    ids[rows, :, positions] = draws
-    return Samples(ids=ids, keep_mask=text.keep_mask, draws=draws, rows=rows)
+    return Samples(text, observation.hidden, draws)
 
 
 def join(parts: list[Samples]) -> Samples:
     """Samples of the same rows under several masks, side by side: (B, K/n, T) each -> (B, K, T)."""
     if len(parts) == 1:
         return parts[0]
-    size = len(parts[0].ids)
-    return Samples(
-        ids=torch.cat([part.ids for part in parts], dim=1),
-        keep_mask=parts[0].keep_mask,
-        draws=torch.cat([part.draws for part in parts]),
-        rows=torch.cat([part.rows + n * size for n, part in enumerate(parts)]),
-    )
+    hidden, draws = torch.cat([part.hidden for part in parts]), torch.cat([part.draws for part in parts])
+    return Samples(parts[0].text, hidden, draws)
 
 
 def drawn_log_p(logits: Tensor, draws: Tensor, allowed: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
@@ -83,6 +76,7 @@ def drawn_log_p(logits: Tensor, draws: Tensor, allowed: Tensor, temperature: flo
     For samples that do not share their distributions, so that the normaliser does not cancel. The drawn token always
     counts as kept: dropout or rounding may have pushed it out since.
     """
+    draws = send(draws, logits.device)
     kept = sampling_logits(logits, allowed, temperature, top_k, top_p) > -torch.inf
     kept = kept.scatter(1, draws[:, None], True)
     log_p = (logits.float() / temperature).masked_fill(~kept, -torch.inf).log_softmax(1)

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from semioffline.errors import UserError
 from semioffline.losses import equal_rewards
 from semioffline.policy import Policy
-from semioffline.rewards import RewardFunction, load_reward
-from semioffline.types import Batch, Samples
+from semioffline.reward_calls import RewardError, call, call_once, check, columns_for, raised, reward_columns
+from semioffline.reward_pool import PoolError, shared_pool
+from semioffline.rewards import REWARDS, RewardFunction, load_reward
+from semioffline.types import Batch, HostCopy, Samples, send
 
-
-class RewardError(UserError):
-    """A reward function raised, or returned something that is not one number or None for each sample."""
+__all__ = ["RewardError", "RewardSet", "Scorer", "Scores", "describe", "reward_columns"]
+logger = logging.getLogger(__name__)
 
 
 class RewardSet:
@@ -34,38 +38,68 @@ class RewardSet:
         weights: Sequence[float] | None = None,
         processing_classes: Any = None,
         device: Any = None,
+        timeout: float | None = None,
     ):
         given = list(rewards) if isinstance(rewards, (list, tuple)) else [rewards]
         tokenizers = list(processing_classes) if isinstance(processing_classes, (list, tuple)) else [processing_classes]
         tokenizers += [None] * (len(given) - len(tokenizers))
         loaded = [load_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
+        self.timeout = timeout
         self.functions: dict[str, RewardFunction] = {}
-        for name, function in loaded:
+        self.built_in: dict[str, str] = {}
+        """Those that any process can make again from a name: functions of the row and the text, without a device."""
+        for source, (name, function) in zip(given, loaded, strict=True):
             unique = name if name not in self.functions else f"{name}_{len(self.functions)}"
             self.functions[unique] = function
+            if _is_built_in(source, function):
+                self.built_in[unique] = source
         self.weights = [1.0] * len(loaded) if weights is None else [float(w) for w in weights]
         if len(self.weights) != len(loaded):
             raise UserError(f"{len(loaded)} rewards but {len(self.weights)} reward_weights: give one weight for each")
 
     def __call__(self, columns: dict[str, list[Any]]) -> tuple[list[float], dict[str, list[float]]]:
         """Columns (with completions among them) -> the weighted sums and each function's values; NaN = left out."""
-        number = len(columns["completions"])
-        parts = {name: check(name, out, number) for name, out in self._call_all(columns).items()}
-        sums = [sum(w * v for w, v in zip(self.weights, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-        return sums, parts
+        parts = self.call(columns)
+        return self.add(parts).tolist(), parts
 
-    def _call_all(self, columns: dict[str, list[Any]]) -> dict[str, Any]:
-        results: dict[str, Any] = {}
+    def add(self, parts: dict[str, Any]) -> np.ndarray:
+        """The weighted sum of each function's values, in the order of the functions."""
+        total = np.zeros(len(next(iter(parts.values()), ())))
+        for weight, name in zip(self.weights, self.functions, strict=True):
+            total += weight * np.asarray(parts[name])
+        return total
+
+    def call(
+        self, columns: dict[str, list[Any]], rows: Sequence[int] | None = None, but: Sequence[str] = ()
+    ) -> dict[str, list[float]]:
+        """Each function's values, checked, except for those in `but`.
+
+        rows: the input that each sample belongs to; what is a function of input and text alone then scores identical
+        samples once.
+        """
+        number = len(columns["completions"])
+        results: dict[str, list[float]] = {}
         waiting: dict[str, Any] = {}
         for name, function in self.functions.items():
-            try:
-                out = function(**columns)
-            except Exception as error:
-                raise RewardError(f"the reward function '{name}' raised {type(error).__name__}: {error}") from error
-            (waiting if inspect.isawaitable(out) else results)[name] = out
+            if name in but:
+                continue
+            if rows is not None and name in self.built_in:
+                results[name] = call_once(name, function, columns, rows, self.timeout)
+                continue
+            out = call(name, function, columns, self.timeout)
+            if inspect.isawaitable(out):
+                waiting[name] = out
+            else:
+                results[name] = check(name, out, number)
         if waiting:
-            results |= _await_all(waiting)
-        return {name: results[name] for name in self.functions}
+            results |= {name: check(name, out, number) for name, out in _await_all(waiting).items()}
+        return {name: results[name] for name in self.functions if name in results}
+
+
+def _is_built_in(given: Any, function: RewardFunction) -> bool:
+    if not isinstance(given, str) or not (given in REWARDS or given.startswith("length_penalty:")):
+        return False
+    return not getattr(function, "on_device", False) and not getattr(function, "single_process", False)
 
 
 _LOOP: list[asyncio.AbstractEventLoop] = []
@@ -89,82 +123,175 @@ def _await_all(waiting: dict[str, Any]) -> dict[str, Any]:
     out = asyncio.run_coroutine_threadsafe(gather(), _event_loop()).result()
     for name, value in zip(waiting, out, strict=True):
         if isinstance(value, BaseException):
-            raise RewardError(f"the reward function '{name}' raised {type(value).__name__}: {value}") from value
+            raise raised(name, value) from value
     return dict(zip(waiting, out, strict=True))
-
-
-def check(name: str, out: Any, number: int) -> list[float]:
-    """One finite number, None or NaN for each sample; None and NaN become NaN."""
-    if hasattr(out, "tolist"):  # an array or a tensor
-        out = out.tolist()
-    if not isinstance(out, (list, tuple)):
-        raise RewardError(
-            f"the reward function '{name}' returned {type(out).__name__}, but must return a list of {number} numbers"
-        )
-    if len(out) != number:
-        raise RewardError(f"the reward function '{name}' returned {len(out)} values for {number} samples")
-    values = []
-    for row, value in enumerate(out):
-        if value is None:
-            value = math.nan
-        if not isinstance(value, (int, float)) and hasattr(value, "item"):
-            value = value.item()
-        if not isinstance(value, (int, float)) or math.isinf(value):
-            raise RewardError(
-                f"the reward function '{name}' returned {value!r} for sample {row}: expected a finite number or None"
-            )
-        values.append(float(value))
-    return values
-
-
-def reward_columns(
-    columns: dict[str, list[Any]], texts: list[str], ids: list[list[int]], many: int = 1
-) -> dict[str, list]:
-    """What reward functions are called with: every column, each value `many` times, beside `many` texts an input."""
-    repeated = {name: [v for v in values for _ in range(many)] for name, values in columns.items()}
-    repeated["prompts"] = repeated.pop("prompt")
-    repeated.pop("completion")
-    return repeated | {"completions": texts, "completion_ids": ids}
 
 
 @dataclass
 class Scores:
+    """What samples are worth."""
+
     rewards: Tensor
     """(B, K), NaN where a sample is left out."""
-    texts: list[list[str]]
-    """B lists of K samples."""
-    metrics: dict[str, float]
+    parts: dict[str, Any]
+    """For each reward function, its B * K values."""
+    decode: Callable[[], list[str]]
+    """Gives the texts: they are wanted at every log only."""
+    seconds: float = 0.0
+    """Time that scoring took."""
 
+    ready = True
+    waited = 0.0
 
-@dataclass
-class Scorer:
-    """What a method calls: samples and their batch -> rewards."""
+    @cached_property
+    def texts(self) -> list[list[str]]:
+        """B lists of K samples."""
+        texts, many = self.decode(), self.rewards.shape[1]
+        return [texts[i : i + many] for i in range(0, len(texts), many)]
 
-    policy: Policy
-    reward_set: RewardSet
-
-    def __call__(self, samples: Samples, batch: Batch) -> Scores:
-        size, many, _ = samples.ids.shape
-        host, keep = samples.ids.tolist(), samples.keep_mask.tolist()
-        ids = [
-            [t for t, real in zip(host[b][k], keep[b], strict=True) if real] for b in range(size) for k in range(many)
-        ]
-        return self.score_ids(ids, batch, many)
-
-    def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
-        """B * K token lists, the K samples of a row together."""
-        started = time.perf_counter()
-        texts = self.policy.decode(ids)
-        sums, parts = self.reward_set(reward_columns(batch.columns, texts, ids, many))
-        rewards = torch.tensor(sums).view(-1, many)
-        metrics = describe(rewards)
-        for name, values in parts.items():
-            part = torch.tensor(values)
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """What the log says about them."""
+        metrics = describe(self.rewards.cpu())
+        for name, values in self.parts.items():
+            part = torch.tensor(values, dtype=torch.float32)
             metrics[f"rewards/{name}/mean"] = part.nanmean().item()
             metrics[f"rewards/{name}/std"] = _std(part.view(1, -1)).item()
-        metrics["time/reward"] = time.perf_counter() - started
-        grouped = [texts[i : i + many] for i in range(0, len(texts), many)]
-        return Scores(rewards.to(batch.index.device), grouped, metrics)
+        return metrics | {"time/reward": self.seconds}
+
+
+class PendingScores:
+    """Scores on their way. Reading them waits for them; an error of a reward function is raised there."""
+
+    def __init__(self, future: Future[Scores]):
+        self._future = future
+        self.waited = 0.0
+        """Seconds that somebody waited."""
+
+    @property
+    def ready(self) -> bool:
+        return self._future.done()
+
+    def _wait(self) -> Scores:
+        started = time.perf_counter()
+        try:
+            return self._future.result()
+        finally:
+            self.waited += time.perf_counter() - started
+
+    @property
+    def rewards(self) -> Tensor:
+        return self._wait().rewards
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return self._wait().texts
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self._wait().metrics | {"time/reward_wait": self.waited}
+
+
+class Scorer:
+    """What a method calls: samples and their batch -> rewards.
+
+    overlap: scoring runs in a thread, and what reads the scores waits. workers: so many processes decode and score for
+    built-in rewards. Neither changes a result.
+    """
+
+    def __init__(self, policy: Policy, reward_set: RewardSet, overlap: bool = False, workers: int = 0):
+        self.policy = policy
+        self.reward_set = reward_set
+        self.overlap = overlap
+        self._lock = threading.Lock()  # reward functions are called one at a time
+        self._tokenizer: str | None = None
+        self.workers = workers if reward_set.built_in and policy.tokenizer.is_fast else 0
+        if self.workers:
+            self._tokenizer = policy.tokenizer.backend_tokenizer.to_str()
+            shared_pool(self.workers)
+
+    def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
+        draws = HostCopy(samples.draws.int())
+        if not self.overlap:
+            return self._score(_token_rows(samples, draws.wait().numpy()), 1, batch)
+        future: Future[Scores] = Future()
+
+        def work() -> None:
+            try:
+                if self.policy.device.type == "cuda":
+                    torch.cuda.set_device(self.policy.device)  # a new thread starts with the first device
+                future.set_result(self._score(_token_rows(samples, draws.wait().numpy()), 1, batch))
+            except BaseException as error:  # raised again where the scores are read
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="rewards", daemon=True).start()
+        return PendingScores(future)
+
+    def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
+        """B * K token lists, the K samples of a row together. Waits: what calls this has nothing else to do."""
+        return self._score([np.array([row], dtype=np.int32) for row in ids], many, batch)
+
+    def _score(self, tokens: list[np.ndarray], groups: int, batch: Batch) -> Scores:
+        """tokens: arrays of ids (samples, T), `groups` of them for each input."""
+        started = time.perf_counter()
+        with self._lock:
+            parts = self._values(tokens, groups, batch)
+        rewards = torch.from_numpy(self.reward_set.add(parts)).float().view(len(batch), -1)
+        seconds = time.perf_counter() - started
+        return Scores(
+            send(rewards, batch.index.device), parts, lambda: self.policy.decode(_token_lists(tokens)), seconds
+        )
+
+    def _values(self, tokens: list[np.ndarray], groups: int, batch: Batch) -> dict[str, Any]:
+        """Each reward's values: built-in ones from the workers, meanwhile the others in this process. What fails in a
+        worker is left to this process, where it fails again with the message it has without workers."""
+        elsewhere = list(self.reward_set.built_in) if self.workers else []
+        answers: list[np.ndarray] = []
+        try:
+            collect = self._ask_workers(tokens, groups, batch) if elsewhere else None
+            try:
+                parts = self._call(tokens, batch, but=elsewhere)
+            finally:
+                answers = collect() if collect is not None else []
+        except PoolError as error:
+            logger.warning("scoring in this process, because the worker processes could not: %s", error)
+            return self._call(tokens, batch, but=())
+        return parts | dict(zip(elsewhere, answers, strict=True))
+
+    def _call(self, tokens: list[np.ndarray], batch: Batch, but: Sequence[str]) -> dict[str, Any]:
+        """Score in this process."""
+        if len(but) == len(self.reward_set.functions):
+            return {}
+        ids = _token_lists(tokens)
+        many = len(ids) // len(batch)
+        columns = reward_columns(batch.columns, self.policy.decode(ids), ids, many)
+        return self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)
+
+    def _ask_workers(self, tokens: list[np.ndarray], groups: int, batch: Batch) -> Callable[[], list[np.ndarray]]:
+        """Have built-in rewards scored in other processes; what comes back gives the values."""
+        names = self.reward_set.built_in
+        needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
+        labels = [b for b in range(len(batch)) for _ in range(groups)]
+        pool, timeout = shared_pool(self.workers), self.reward_set.timeout
+        return pool.start(str(self._tokenizer), list(names.values()), tokens, labels, needed, timeout)
+
+
+def _token_rows(samples: Samples, draws: np.ndarray) -> list[np.ndarray]:
+    """For each row, its (K, T) token ids without padding. draws: (M, K / n)."""
+    static = samples.text.ids.cpu().numpy().astype(np.int32)
+    hidden, lengths = samples.hidden.cpu().numpy(), samples.text.keep_mask.sum(1).tolist()
+    size, many = len(static), draws.shape[1]
+    number = len(hidden) // size
+    ends = hidden.sum(1).cumsum().tolist()
+    rows = [np.repeat(static[b : b + 1, : lengths[b]], number * many, axis=0) for b in range(size)]
+    for at, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        part, b = divmod(at, size)
+        rows[b][part * many : (part + 1) * many, hidden[at].nonzero()[0]] = draws[start:end].T
+    return rows
+
+
+def _token_lists(tokens: list[np.ndarray]) -> list[list[int]]:
+    return [ids for group in tokens for ids in group.tolist()]
 
 
 def describe(rewards: Tensor) -> dict[str, float]:

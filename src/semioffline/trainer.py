@@ -23,9 +23,10 @@ from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
 from semioffline.methods import BaseMethod, load_method
 from semioffline.policy import Policy
-from semioffline.run_log import RunLog, write_completions
+from semioffline.reward_pool import spare_workers
+from semioffline.run_log import RunLog, as_numbers, write_completions
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Batch, Randomness, StepOutput
+from semioffline.types import Batch, HostCopy, Randomness, StepOutput
 
 STAGING = "incomplete-checkpoint"
 
@@ -88,13 +89,24 @@ class SemiOfflineTrainer(Trainer):
                 f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
             )
         rewards = [] if reward_funcs is None else reward_funcs
-        self.reward_set = RewardSet(rewards, args.reward_weights, reward_processing_classes, args.device)
-        self.scorer = Scorer(self.policy, self.reward_set)
+        self.reward_set = RewardSet(
+            rewards, args.reward_weights, reward_processing_classes, args.device, args.reward_timeout
+        )
+        self.scorer = self._make_scorer()
         self._check_metrics()
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
-        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         self._staging: str | None = None
+
+    def _make_scorer(self) -> Scorer:
+        """Scoring goes on beside the model where the model is on a device and leaves the cores alone, or where worker
+        processes are asked for. A model on the CPU would share its cores with them."""
+        args, workers = self.args, self.args.reward_workers
+        if workers is None:
+            workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        beside = args.overlap_rewards and (args.device.type != "cpu" or workers > 0)
+        return Scorer(self.policy, self.reward_set, overlap=beside, workers=workers if self.method.needs_reward else 0)
 
     def _check_metrics(self) -> None:
         """A metric that does not exist is told now, not at the first evaluation."""
@@ -153,36 +165,58 @@ class SemiOfflineTrainer(Trainer):
             except StopIteration:
                 break
         tokens = sum(int(batch.target.keep_mask.sum()) for batch in batches)
-        counts = torch.tensor([tokens, sum(len(batch) for batch in batches)], device=device)
-        return batches, self.accelerator.reduce(counts, "sum")
+        counts = [tokens, sum(len(batch) for batch in batches)]
+        if self.args.world_size == 1:
+            return batches, counts
+        return batches, self.accelerator.reduce(torch.tensor(counts, device=device), "sum")
+
+    def get_train_dataloader(self) -> Any:
+        """Batches stay on the host: masks are drawn there. `training_step` moves them for methods that want them on the
+        device, without waiting."""
+        loader = super().get_train_dataloader()
+        loader.device = None
+        return loader
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Loss and backward of one micro-batch. The loss is already divided by the counts of the whole step, so it is
-        not divided again; gradients are averaged over processes, hence the factor."""
+        not divided again; gradients are averaged over processes, hence the factor.
+
+        Nothing here waits for the device, except for the draws whose rewards are wanted and for a copy of the loss that
+        was made before backward: by then it is there."""
         model.train()
         batch: Batch = inputs
+        if not self.method.batch_on_host:
+            batch = inputs.to(self.args.device, non_blocking=True)
         randomness = Randomness(self.args.seed, self.state.global_step)
         with self.compute_loss_context_manager(), self.policy.through(model):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
-            loss = self._total(output, num_items_in_batch)
+            parts = self._parts(output, num_items_in_batch)
+            loss = self._total(output, parts)
         self.policy.meter.add_inputs(len(batch))
-        self._check_finite(loss, batch)
-        self._note(output)
+        seen = HostCopy(loss)
         kwargs = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
         self.accelerator.backward(loss * self.args.world_size, **kwargs)
-        return (loss * self.args.world_size).detach()
+        parts = self._parts(output, num_items_in_batch, known=True)
+        loss = self._total(output, parts) if any(term.value for term in output.terms) else loss.detach()
+        self._check_finite(seen, loss, batch)
+        self._note(output, parts)
+        return loss * self.args.world_size
 
-    def _total(self, output: StepOutput, counts: Tensor) -> Tensor:
+    def _parts(self, output: StepOutput, counts: Any, known: bool = False) -> dict[str, Tensor]:
+        """The terms divided by the counts of the step. known: their values, without gradient; those that waited for
+        something have them now."""
         divisor = {"token": counts[0], "row": counts[1]}
-        parts = {term.name: term.total / divisor[term.per] for term in output.terms}
-        # the log averages over micro-batches and processes, the loss is their sum
-        shares = self.args.world_size * self.current_gradient_accumulation_steps
-        for name, part in parts.items():
-            output.metrics[f"loss/{name}"] = part.detach().item() * shares
+        totals = {term.name: term.total for term in output.terms}
+        if known:
+            totals = {term.name: (term.value() if term.value else term.total.detach()) for term in output.terms}
+        return {term.name: totals[term.name] / divisor[term.per] for term in output.terms}
+
+    def _total(self, output: StepOutput, parts: dict[str, Tensor]) -> Tensor:
         return torch.stack([term.weight * parts[term.name] for term in output.terms]).sum()
 
-    def _check_finite(self, loss: Tensor, batch: Batch) -> None:
-        if not torch.isfinite(loss):
+    def _check_finite(self, seen: HostCopy, loss: Tensor, batch: Batch) -> None:
+        """Before the optimizer steps. seen: the loss before backward; terms that waited were 0, or NaN, in it."""
+        if not math.isfinite(seen.wait().item()):
             rows = ", ".join(map(str, batch.index.tolist()))
             where = f"at step {self.state.global_step} (rows {rows})"
             raise NonFiniteLoss(
@@ -203,8 +237,10 @@ class SemiOfflineTrainer(Trainer):
 
     # ---- log ----
 
-    def _note(self, output: StepOutput) -> None:
-        for name, value in output.metrics.items():
+    def _note(self, output: StepOutput, parts: dict[str, Tensor]) -> None:
+        # the log averages over micro-batches and processes, the loss is their sum
+        shares = self.args.world_size * self.current_gradient_accumulation_steps
+        for name, value in (output.all_metrics() | {f"loss/{n}": part * shares for n, part in parts.items()}).items():
             self._metrics[name].append(value)
         step = self.state.global_step + 1
         every = self.state.logging_steps if self.args.logging_strategy == "steps" else 0
@@ -216,7 +252,7 @@ class SemiOfflineTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            real = {name: [v for v in values if not math.isnan(v)] for name, values in self._metrics.items()}
+            real = {n: [v for v in as_numbers(values) if not math.isnan(v)] for n, values in self._metrics.items()}
             means = {name: sum(values) / len(values) for name, values in real.items() if values}
             means |= {f"cost/{name}": value for name, value in self.policy.meter.per_input().items()}
             gathered = gather_object([means]) if self.args.world_size > 1 else [means]

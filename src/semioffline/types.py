@@ -5,12 +5,37 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To a device, without waiting until it has done what it was given before: a copy from pageable memory would."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+class HostCopy:
+    """A tensor on its way to the host. Only `wait` waits, and for this copy alone, not for what came after it."""
+
+    def __init__(self, tensor: Tensor):
+        self._event: Any = None
+        self._host = tensor.detach()
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def wait(self) -> Tensor:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host.cpu()
 
 
 class _Movable:
@@ -27,7 +52,10 @@ class _Movable:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def to(self, device, non_blocking: bool = False):
-        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+        """non_blocking: from pinned memory, so that the device goes on with what it is doing."""
+        if non_blocking:
+            return self._map(lambda t: send(t, torch.device(device)))
+        return self._map(lambda t: t.to(device))
 
     def pin_memory(self):
         return self._map(lambda t: t.pin_memory())
@@ -105,16 +133,36 @@ class Row:
 
 @dataclass
 class Samples:
-    """K complete texts for each of B rows, which share everything but the hidden positions."""
+    """K complete texts for each of B rows, which share everything but the hidden positions.
 
-    ids: Tensor
-    """(B, K, T) token ids: the static token where it was shown, the k-th draw where it was hidden."""
-    keep_mask: Tensor
-    """(B, T) True at real tokens."""
+    With n masks for each row, K / n samples belong to each: `hidden` is (n * B, T), the B rows of the first mask first.
+    """
+
+    text: Text
+    """The static texts."""
+    hidden: Tensor
+    """(n * B, T) True at the positions that were drawn."""
     draws: Tensor
-    """(M, K) the drawn tokens at the M hidden positions of the batch, in row-major order."""
-    rows: Tensor
-    """(M,) the row that each hidden position belongs to."""
+    """(M, K / n) the tokens drawn at the M hidden positions, in row-major order; on the policy's device."""
+
+    @property
+    def keep_mask(self) -> Tensor:
+        return self.text.keep_mask
+
+    @property
+    def rows(self) -> Tensor:
+        """(M,) the row of `hidden` that each hidden position belongs to."""
+        return self.hidden.nonzero()[:, 0]
+
+    @property
+    def ids(self) -> Tensor:
+        """(B, K, T) token ids: the static token where it was shown, the k-th draw where it was hidden."""
+        size, length = self.text.ids.shape
+        number, many = len(self.hidden) // size, self.draws.shape[1]
+        ids = self.text.ids[:, None].repeat(number, many, 1)  # (n * B, K / n, T)
+        rows, positions = self.hidden.nonzero(as_tuple=True)
+        ids[rows, :, positions] = self.draws.to(ids.device)
+        return ids.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
 
 
 @dataclass
@@ -127,6 +175,8 @@ class Term:
     per: Literal["token", "row"]
     """What it is an average over: target tokens (MLE) or rows (RL)."""
     weight: float = 1.0
+    value: Callable[[], Tensor] | None = None
+    """Gives the sum's value where `total` does not hold it yet: its gradient waits for something, and so does this."""
 
 
 @dataclass
@@ -134,9 +184,16 @@ class StepOutput:
     """What one step of a method gives back."""
 
     terms: list[Term]
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
+    """Single numbers. Tensors stay on their device until there is something to log."""
+    late_metrics: Callable[[], Mapping[str, float | Tensor]] | None = None
+    """Gives those that are known after backward only."""
     completions: Callable[[], list[dict[str, Any]]] | None = None
     """Makes the rows of the log of samples: prompt, masked target, sample, reward, advantage."""
+
+    def all_metrics(self) -> dict[str, float | Tensor]:
+        """With those that are known late: this may have to wait."""
+        return {**self.metrics, **(self.late_metrics() if self.late_metrics is not None else {})}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ CASES = {
     "bart-4": {"kind": "bart", "per_device_train_batch_size": 4},
     "bart-2x2": {"kind": "bart", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     "llama-4": {"kind": "llama", "per_device_train_batch_size": 4},
+    "workers": {"kind": "bart", "per_device_train_batch_size": 4, "reward_workers": 1},
 }
 ROWS = 24
 

@@ -45,7 +45,7 @@ def test_both_losses_and_one_mle_term(tiny_policy, tiny_data, settings, kind):
         for term in run(name, policy, examples, batch, args)[1].terms:
             assert torch.allclose(found[term.name].total, term.total)
             assert found[term.name].weight == term.weight
-    assert {"pairs_right", "reward"} <= set(both.metrics)
+    assert {"pairs_right", "reward"} <= set(both.all_metrics())
     assert {row["method"] for row in both.completions()} == {"semi_offline"}
 
 
@@ -54,7 +54,7 @@ def test_names_that_clash_get_the_method_in_front(tiny_policy, tiny_data, settin
     examples, batch = batch_for(policy, tiny_data)
     output = run("avg+semi_offline", policy, examples, batch, settings(num_samples=2, max_completion_length=6))[1]
     assert [term.name for term in output.terms] == ["mle", "avg/rl", "semi_offline/rl"]
-    assert {"avg/reward", "semi_offline/reward", "mask_rate", "sample_length"} <= set(output.metrics)
+    assert {"avg/reward", "semi_offline/reward", "mask_rate", "sample_length"} <= set(output.all_metrics())
     rows = output.completions()
     assert {row["method"] for row in rows} == {"avg", "semi_offline"}
     assert len({tuple(row) for row in rows}) == 1, "one table: the same columns in every row"

@@ -13,7 +13,7 @@ from semioffline.types import Randomness
 K = 6
 RANDOMNESS = Randomness(seed=0, step=3)
 KINDS = ["bart", "t5", "llama"]
-LAYOUTS = [("bart", True), ("t5_tied", True), ("llama", True), ("llama", False)]
+LAYOUTS = [("bart", True), ("bart", False), ("t5_tied", True), ("llama", True), ("llama", False)]
 
 
 def other_token(ids):
@@ -136,7 +136,7 @@ def test_every_variant_raises_the_reward(tiny_policy, tiny_batch, settings, chan
     def score(samples, batch):
         rewards.append((samples.draws % 2 == 0).float().mean().item())
         even = (samples.ids % 2 == 0) & samples.keep_mask[:, None]
-        return Scores(even.sum(2) / samples.keep_mask.sum(1)[:, None], [], {})
+        return Scores(even.sum(2) / samples.keep_mask.sum(1)[:, None], {}, list)
 
     for step in range(12):
         with policy.through(policy):  # as in the trainer

@@ -26,6 +26,10 @@ class BaseMethod:
     """Whether `step` calls the scorer."""
     needs_candidates = False
     """Whether `step` reads `batch.candidates`."""
+    batch_on_host = False
+    """Whether `step` takes its batch as it was collated, in the host's memory: masks and indices computed there do not
+    make the host wait for the device, and `policy.predict` and the losses send what they are given. Otherwise the batch
+    comes on the policy's device."""
 
     def __init__(self, args: Any):
         self.args = args
@@ -82,6 +86,7 @@ class Combined(BaseMethod):
         self.methods = methods
         self.needs_reward = any(method.needs_reward for method in methods.values())
         self.needs_candidates = any(method.needs_candidates for method in methods.values())
+        self.batch_on_host = all(method.batch_on_host for method in methods.values())
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         outputs = {name: method.step(policy, batch, score, randomness) for name, method in self.methods.items()}
@@ -91,7 +96,14 @@ class Combined(BaseMethod):
             terms[name] = [term for term in output.terms if term.name != "mle" or not seen_mle]
             seen_mle = seen_mle or any(term.name == "mle" for term in output.terms)
         shared_terms = _shared([[term.name for term in part] for part in terms.values()])
-        shared_metrics = _shared([list(output.metrics) for output in outputs.values()])
+
+        def merge(metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+            shared = _shared([list(part) for part in metrics.values()])
+            return {
+                f"{name}/{metric}" if metric in shared else metric: value
+                for name, part in metrics.items()
+                for metric, value in part.items()
+            }
 
         def write_rows() -> list[dict[str, Any]]:
             written = {name: output.completions() for name, output in outputs.items() if output.completions}
@@ -103,11 +115,7 @@ class Combined(BaseMethod):
                 for name, part in terms.items()
                 for term in part
             ],
-            metrics={
-                f"{name}/{metric}" if metric in shared_metrics else metric: value
-                for name, output in outputs.items()
-                for metric, value in output.metrics.items()
-            },
+            late_metrics=lambda: merge({name: output.all_metrics() for name, output in outputs.items()}),
             completions=write_rows if any(output.completions for output in outputs.values()) else None,
         )
 

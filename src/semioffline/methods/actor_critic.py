@@ -15,7 +15,7 @@ from semioffline.methods.avg import log_rows, mean_length, rows_of, sample_texts
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, StepOutput, Term
+from semioffline.types import Batch, Randomness, StepOutput, Term, send
 
 FILE = "value_head.safetensors"
 
@@ -30,6 +30,7 @@ class Method(BaseMethod):
     """
 
     needs_reward = True
+    batch_on_host = True
 
     def __init__(self, args: Any):
         super().__init__(args)
@@ -47,7 +48,8 @@ class Method(BaseMethod):
         row = sampled_row(policy, batch, texts, args)
         logits, values = policy.predict(batch.source, [target_row, row], with_values=True)
         rows = rows_of(row)
-        advantage = (scores.rewards[rows, 0] - values[1]).nan_to_num(nan=0.0)  # (P,), 0 where there is no reward
+        rewards = send(scores.rewards[rows, 0], policy.device)
+        advantage = (rewards - values[1]).nan_to_num(nan=0.0)  # (P,), 0 where there is no reward
         critic = text_scores(advantage.square(), rows, len(batch)).sum()
         weighted = advantage.detach() * sampled_log_p(policy, logits[1], row, args)
         rl = -text_scores(weighted, rows, len(batch), args.length_alpha).sum()
@@ -58,8 +60,11 @@ class Method(BaseMethod):
                 Term("rl", rl, per="row", weight=args.rl_weight),
                 Term("critic", critic, per="row", weight=args.critic_weight),
             ],
-            metrics=scores.metrics
-            | {"value": values[1].mean().item() if len(rows) else 0.0, "sample_length": mean_length(texts)},
+            metrics={
+                **scores.metrics,
+                "value": values[1].detach().mean() if len(rows) else 0.0,
+                "sample_length": mean_length(texts),
+            },
             completions=partial(log_rows, batch, scores, means) if args.log_completions else None,
         )
 

@@ -15,7 +15,7 @@ from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.sampling import sampling_logits
 from semioffline.scoring import Scorer, Scores
-from semioffline.types import Batch, Randomness, Row, StepOutput, Term
+from semioffline.types import Batch, Randomness, Row, StepOutput, Term, send
 
 
 class Method(BaseMethod):
@@ -30,6 +30,7 @@ class Method(BaseMethod):
     """
 
     needs_reward = True
+    batch_on_host = True
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args
@@ -45,13 +46,14 @@ class Method(BaseMethod):
             text_scores(sampled_log_p(policy, z, row, args), rows_of(row), len(batch), args.length_alpha)
             for z, row in zip(sample_logits, sample_rows, strict=True)
         ]
-        rl = -(advantage.values * torch.stack(likelihoods, dim=1)).sum(1)  # (B,)
+        weights = advantage.values
         if args.loss_scale == "sequence":
-            rl = rl / advantage.counts.clamp(min=1)
+            weights = weights / advantage.counts.clamp(min=1)[:, None]
+        rl = -(send(weights, policy.device) * torch.stack(likelihoods, dim=1)).sum()
         return StepOutput(
             terms=[
                 mle_term(target_logits, batch, args.label_smoothing_factor),
-                Term("rl", rl.sum(), per="row", weight=args.rl_weight),
+                Term("rl", rl, per="row", weight=args.rl_weight),
             ],
             metrics=scores.metrics | {"sample_length": mean_length(texts)},
             completions=partial(log_rows, batch, scores, advantage.values) if args.log_completions else None,
@@ -92,7 +94,7 @@ def greedy_texts(policy: Policy, batch: Batch, args: Any) -> list[list[int]]:
 
 def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], args: Any) -> Row:
     """One sample for each input as a row to run again; tokens that `generate` forces were not the policy's choice."""
-    padded = pad([Tokens(ids, ids) for ids in texts], policy.pad_id).to(batch.index.device)  # type: ignore[arg-type]
+    padded = pad([Tokens(ids, ids) for ids in texts], policy.pad_id)  # type: ignore[arg-type]
     wanted = padded.keep_mask.clone()
     forced = policy.base.generation_config
     if policy.is_encoder_decoder and forced.forced_bos_token_id is not None:
@@ -105,7 +107,7 @@ def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], args: Any)
 
 def sampled_log_p(policy: Policy, logits: Tensor, row: Row, args: Any) -> Tensor:
     """(P,) log-probabilities under the distribution that was drawn from: temperature, top_k, top_p, no mask token."""
-    tokens = row.ids[row.wanted]
+    tokens = send(row.ids[row.wanted], logits.device)
     allowed = torch.ones_like(policy.allowed)
     allowed[policy.mask_id] = False
     kept = sampling_logits(logits, allowed, args.temperature, args.top_k, args.top_p).isfinite()

@@ -8,7 +8,7 @@ from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, Row, StepOutput, Term
+from semioffline.types import Batch, Randomness, Row, StepOutput, Term, send
 
 
 class Method(BaseMethod):
@@ -21,6 +21,7 @@ class Method(BaseMethod):
     """
 
     needs_candidates = True
+    batch_on_host = True
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args
@@ -43,13 +44,14 @@ class Method(BaseMethod):
             ],
             dim=1,
         )  # (B, N)
+        rewards = send(rewards, scores.device)
         loss = ranking(scores, rewards, args.ranking_margin)
         ordered = rewards[:, :, None] > rewards[:, None, :]
-        right = (scores[:, :, None] > scores[:, None, :])[ordered]
+        right = ordered & (scores[:, :, None] > scores[:, None, :])
         return StepOutput(
             terms=[
                 mle_term(target_logits, batch, args.label_smoothing_factor),
                 Term("ranking", loss, per="row", weight=args.ranking_weight),
             ],
-            metrics={"pairs_right": right.float().mean().item()},  # NaN, left out of the log, when there is no pair
+            metrics={"pairs_right": right.sum() / ordered.sum()},  # NaN, left out of the log, when there is no pair
         )

@@ -1,5 +1,6 @@
 """FT: plain fine-tuning on the ground truth."""
 
+import torch
 from torch import Tensor
 
 from semioffline.losses import mle
@@ -18,10 +19,11 @@ def mle_row(
     The labels stay whole, so that the model learns to go on after mask tokens.
     """
     target = batch.target
+    if not mask_rate or not mask_share:
+        return Row(ids=target.ids, keep_mask=target.keep_mask, wanted=target.keep_mask, purpose="mle")
     uniforms = mask_uniforms(target, batch.index, randomness, "mle mask")
-    chosen = [u.item() < mask_share for u in randomness.uniform("mle share", batch.index, [1] * len(batch))]
-    rate = uniforms.new_tensor(chosen)[:, None] * mask_rate
-    shown = hide(target, rate, policy.mask_id, uniforms).ids
+    chosen = torch.stack(randomness.uniform("mle share", batch.index, [1] * len(batch))) < mask_share  # (B, 1)
+    shown = hide(target, chosen.to(uniforms) * mask_rate, policy.mask_id, uniforms).ids
     return Row(ids=shown, keep_mask=target.keep_mask, wanted=target.keep_mask, purpose="mle")
 
 
@@ -31,6 +33,8 @@ def mle_term(logits: Tensor, batch: Batch, label_smoothing: float) -> Term:
 
 class Method(BaseMethod):
     """L = -sum_t log p(y_t | x, y_<t)."""
+
+    batch_on_host = True
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         [logits] = policy.predict(batch.source, [mle_row(policy, batch, randomness)])

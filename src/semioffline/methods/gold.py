@@ -15,7 +15,7 @@ from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row
 from semioffline.policy import Policy
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, Row, StepOutput, Term
+from semioffline.types import Batch, Randomness, Row, StepOutput, Term, send
 
 FILE = "gold_rewards.safetensors"
 
@@ -30,6 +30,8 @@ class Method(BaseMethod):
     instead of a sum over the horizon, so that the loss stays on the scale of MLE; and p_t is the policy of this step
     instead of a copy some steps old. There is no MLE term and no label smoothing.
     """
+
+    batch_on_host = True
 
     def __init__(self, args: Any):
         super().__init__(args)
@@ -60,9 +62,9 @@ class Method(BaseMethod):
         row.purpose = "rl"  # the ground truth is the trajectory
         [logits] = policy.predict(batch.source, [row])
         log_p = token_log_p(logits, batch.target.ids[row.wanted])
-        returns = self._returns(batch)[row.wanted]
+        returns = send(self._returns(batch)[row.wanted], log_p.device)
         loss = gold(log_p, returns, self.args.gold_floor)
-        metrics = {"gold/probability": log_p.detach().exp().mean().item(), "gold/return": returns.mean().item()}
+        metrics = {"gold/probability": log_p.detach().exp().mean(), "gold/return": returns.mean()}
         return StepOutput([Term("gold", loss, per="token")], metrics)
 
     def _returns(self, batch: Batch) -> Tensor:

@@ -10,6 +10,8 @@ from semioffline.types import Batch, Randomness, StepOutput
 class Method(BaseMethod):
     """L = -sum_t log p(y_t | x, y^M_<t): inputs masked in a share of the examples, labels whole."""
 
+    batch_on_host = True
+
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args
         row = mle_row(policy, batch, randomness, args.mle_mask_rate, args.mle_mask_share)

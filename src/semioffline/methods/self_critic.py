@@ -16,7 +16,7 @@ from semioffline.methods.avg import (
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, StepOutput, Term
+from semioffline.types import Batch, Randomness, StepOutput, Term, send
 
 
 class Method(BaseMethod):
@@ -27,6 +27,7 @@ class Method(BaseMethod):
     """
 
     needs_reward = True
+    batch_on_host = True
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args
@@ -39,7 +40,7 @@ class Method(BaseMethod):
         row = sampled_row(policy, batch, texts, args)
         target_logits, logits = policy.predict(batch.source, [target_row, row])
         likelihoods = text_scores(sampled_log_p(policy, logits, row, args), rows_of(row), len(batch), args.length_alpha)
-        rl = -(advantage[:, 0] * likelihoods).sum()
+        rl = -(send(advantage[:, 0], policy.device) * likelihoods).sum()
         metrics = scores.metrics | {
             "reward_greedy": baseline.metrics["reward"],
             "time/reward": scores.metrics["time/reward"] + baseline.metrics["time/reward"],

@@ -14,7 +14,7 @@ from torch import Tensor
 from semioffline.candidates import FreshTargets
 from semioffline.data import pick_static
 from semioffline.errors import UserError
-from semioffline.losses import advantages, reinforce_sparse
+from semioffline.losses import Advantages, Late, advantages, reinforce_sparse
 from semioffline.masking import (
     add_noise,
     append_target,
@@ -27,8 +27,8 @@ from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.sampling import complete, draw, draw_uniforms, drawn_log_p, join, sampling_logits
-from semioffline.scoring import Scorer, Scores
-from semioffline.types import Batch, Observation, Randomness, Row, Samples, StepOutput, Term, Text
+from semioffline.scoring import PendingScores, Scorer, Scores
+from semioffline.types import Batch, Observation, Randomness, Row, Samples, StepOutput, Term, Text, send
 
 
 class Decision(NamedTuple):
@@ -50,6 +50,7 @@ class Method(BaseMethod):
     """
 
     needs_reward = True
+    batch_on_host = True
 
     def __init__(self, args: Any):
         super().__init__(args)
@@ -66,27 +67,39 @@ class Method(BaseMethod):
         target_logits, decisions = decide(policy, batch, static, observations, target_row, args, randomness)
 
         scores = score(join([decision.samples for decision in decisions]), batch)
-        halves = scores.rewards.chunk(len(decisions), dim=1)  # one "half" unless masks are complementary
-        given = [advantages(rewards, args.baseline, args.scale_rewards) for rewards in halves]
-
-        share = 1 / len(decisions) if args.loss_scale == "sequence" else 1  # 1/K is of all samples, not of the half
-        rl = torch.stack(
-            [
-                share * reinforce_sparse(decision.drawn, decision.samples.rows, advantage, args.loss_scale)
-                for decision, advantage in zip(decisions, given, strict=True)
-            ]
-        ).sum()
-        advantage_values = torch.cat([advantage.values for advantage in given], dim=1)
+        rl = self._reinforce(decisions, scores)
         return StepOutput(
-            terms=[
+            terms=[  # made after the RL term, so that backward comes to it first and to the rewards last
                 mle_term(target_logits, batch, args.label_smoothing_factor),
-                Term("rl", rl, per="row", weight=args.rl_weight),
+                Term("rl", rl.total, per="row", weight=args.rl_weight, value=rl.value),
             ],
-            metrics=scores.metrics | _describe(static, observations, decisions),
-            completions=partial(_log_rows, policy, batch, observations, static, scores, advantage_values)
+            metrics=_describe(static, observations, decisions),
+            late_metrics=lambda: scores.metrics,
+            completions=partial(self._log_rows, policy, batch, observations, static, scores)
             if args.log_completions
             else None,
         )
+
+    def _reinforce(self, decisions: list[Decision], scores: Scores | PendingScores) -> Late:
+        """L_RL, which waits for the rewards."""
+        args, device = self.args, decisions[0].drawn.device
+        share = 1 / len(decisions) if args.loss_scale == "sequence" else 1  # 1/K is of all samples, not of the half
+        rows = [send(decision.samples.rows, device) for decision in decisions]
+
+        def loss(*drawn: Tensor) -> Tensor:
+            given = [advantage.to(device) for advantage in self._advantages(scores, len(decisions))]
+            parts = [
+                share * reinforce_sparse(z, own_rows, advantage, args.loss_scale)
+                for z, own_rows, advantage in zip(drawn, rows, given, strict=True)
+            ]
+            return torch.stack(parts).sum()
+
+        return Late(loss, *(decision.drawn for decision in decisions), ready=scores.ready)
+
+    def _advantages(self, scores: Scores | PendingScores, masks: int) -> list[Advantages]:
+        """One for each mask: b is the mean over its own samples."""
+        halves = scores.rewards.chunk(masks, dim=1)
+        return [advantages(rewards, self.args.baseline, self.args.scale_rewards) for rewards in halves]
 
     def _static(self, policy: Policy, batch: Batch, randomness: Randomness) -> Text:
         """The text that is partly hidden: the batch's own, one of its candidates, or the policy's last sample."""
@@ -113,6 +126,33 @@ class Method(BaseMethod):
         if args.observation == "no_mask":
             return _show_predictions(policy, batch, static, observations, args, randomness)
         return observations
+
+    def _log_rows(
+        self,
+        policy: Policy,
+        batch: Batch,
+        observations: list[Observation],
+        static: Text,
+        scores: Scores | PendingScores,
+    ) -> list[dict[str, Any]]:
+        advantage = torch.cat([part.values for part in self._advantages(scores, len(observations))], dim=1).tolist()
+        rewards, texts = scores.rewards.tolist(), scores.texts
+        rows = []
+        for b, example in enumerate(batch.index.tolist()):
+            keep = static.keep_mask[b]
+            shown = [policy.show(observation.ids[b][keep].tolist()) for observation in observations]
+            for k, text in enumerate(texts[b]):
+                rows.append(
+                    {
+                        "example": example,
+                        "prompt": batch.columns["prompt"][b],
+                        "masked_target": shown[k * len(shown) // len(texts[b])],
+                        "sample": text,
+                        "reward": rewards[b][k],
+                        "advantage": advantage[b][k],
+                    }
+                )
+        return rows
 
     def mask_rate(self, step: int) -> float:
         """p_m at this step."""
@@ -165,7 +205,9 @@ def decide_at_once(
     for observation, masked_logits, own_numbers in zip(observations, logits, numbers, strict=True):
         z = sampling_logits(masked_logits, policy.allowed, args.temperature, args.top_k, args.top_p)
         draws, entropy = draw(z, own_numbers)
-        drawn_logits = masked_logits.gather(1, draws) / args.temperature
+        drawn_logits = masked_logits.gather(1, draws)
+        if args.temperature != 1.0:
+            drawn_logits = drawn_logits / args.temperature
         decisions.append(Decision(complete(static, observation, draws), drawn_logits, entropy))
     return target_logits, decisions
 
@@ -218,12 +260,11 @@ def _fill_in_turn(
     policy: Policy, batch: Batch, static: Text, observation: Observation, args: Any, numbers: Tensor
 ) -> tuple[Samples, Tensor]:
     """K samples, position after position, each drawn by its number in `numbers` (M, K); and the entropies (M, K)."""
-    numbers = numbers.to(static.ids.device)
     many = numbers.shape[1]
     rows, positions = observation.hidden.nonzero(as_tuple=True)  # (M,)
     turn = observation.hidden.cumsum(1)[rows, positions]  # (M,) its place among the hidden positions of its row
     samples = complete(static, observation, torch.zeros_like(numbers, dtype=torch.long))
-    entropy = torch.zeros_like(numbers)
+    ids, entropy = samples.ids, torch.zeros_like(numbers)  # (B, K, T), (M, K)
     for now in range(1, int(observation.hidden.sum(1).max()) + 1):
         at = (turn == now).nonzero().squeeze(1)  # (n,) one hidden position of each row that has any left
         row, position = rows[at], positions[at]
@@ -231,15 +272,13 @@ def _fill_in_turn(
         wanted = torch.arange(length, device=position.device) == position[:, None]  # (n, length)
         source = Text(batch.source.ids[row], batch.source.keep_mask[row], batch.source.words[row])
         keep_mask = static.keep_mask[row, :length]
-        shown = [
-            Row(ids[:, :length], keep_mask, wanted, "rl") for ids in samples.ids[row].unbind(1)
-        ]  # K of (n, length)
+        shown = [Row(tokens[:, :length], keep_mask, wanted, "rl") for tokens in ids[row].unbind(1)]  # K of (n, length)
         logits = torch.stack(_look(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
         z = sampling_logits(logits, policy.allowed, args.temperature, args.top_k, args.top_p)
         draws, spread = draw(z, numbers[at].reshape(-1, 1))
-        samples.draws[at] = draws.view(-1, many)
-        samples.ids[row, :, position] = samples.draws[at]
-        entropy[at] = spread.view(-1, many)
+        samples.draws[at] = draws.view(-1, many).to(ids.device)
+        ids[row, :, position] = samples.draws[at]
+        entropy[at] = spread.view(-1, many).to(ids.device)
     return samples, entropy
 
 
@@ -288,37 +327,8 @@ def _check_fits(policy: Policy, source: Text, static: Text) -> None:
         )
 
 
-# ---- static targets that follow the policy ----
-
-
-def _describe(static: Text, observations: list[Observation], decisions: list[Decision]) -> dict[str, float]:
+def _describe(static: Text, observations: list[Observation], decisions: list[Decision]) -> dict[str, float | Tensor]:
     entropy = torch.cat([decision.entropy.reshape(-1) for decision in decisions])
-    hidden = torch.stack([observation.hidden.sum() for observation in observations]).sum()
-    ordinary = static.ordinary.sum().clamp(min=1) * len(observations)
-    return {"entropy": entropy.mean().item() if len(entropy) else 0.0, "mask_rate": (hidden / ordinary).item()}
-
-
-def _log_rows(
-    policy: Policy,
-    batch: Batch,
-    observations: list[Observation],
-    static: Text,
-    scores: Scores,
-    advantage: Tensor,
-) -> list[dict[str, Any]]:
-    rows = []
-    for b, example in enumerate(batch.index.tolist()):
-        keep = static.keep_mask[b]
-        shown = [policy.show(observation.ids[b][keep].tolist()) for observation in observations]
-        for k, text in enumerate(scores.texts[b]):
-            rows.append(
-                {
-                    "example": example,
-                    "prompt": batch.columns["prompt"][b],
-                    "masked_target": shown[k * len(shown) // len(scores.texts[b])],
-                    "sample": text,
-                    "reward": scores.rewards[b, k].item(),
-                    "advantage": advantage[b, k].item(),
-                }
-            )
-    return rows
+    hidden = sum(int(observation.hidden.sum()) for observation in observations)
+    ordinary = max(int(static.ordinary.sum()), 1) * len(observations)
+    return {"entropy": entropy.mean() if len(entropy) else 0.0, "mask_rate": hidden / ordinary}

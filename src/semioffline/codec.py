@@ -1,0 +1,92 @@
+"""Text to tokens and back: what a policy does with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+
+class Encoded(NamedTuple):
+    """One tokenised text."""
+
+    ids: list[int]
+    words: list[int]
+    truncated: bool
+
+
+class Codec:
+    """The text side of a policy."""
+
+    tokenizer: PreTrainedTokenizerBase
+    is_encoder_decoder: bool
+
+    def encode_sources(self, texts: Sequence[str], max_length: int, truncation_side: str = "right") -> list[Encoded]:
+        encoded = self._encode(list(texts), max_length, truncation_side)
+        if self.is_encoder_decoder:
+            return encoded
+        start = self.tokenizer.bos_token_id
+        start = self.tokenizer.eos_token_id if start is None else start
+        return [e if e.ids else Encoded([start], [-1], False) for e in encoded]
+
+    def encode_targets(self, texts: Sequence[str], prompts: Sequence[str], max_length: int) -> list[Encoded]:
+        """Targets end with EOS. In decoder-only models a space joins them to a prompt that ends in no white space."""
+        texts = [text.strip() for text in texts]
+        eos = self.tokenizer.eos_token_id
+        if self.is_encoder_decoder:
+            encoded = self._encode(texts, max_length, "right", target=True)
+            if all(eos in e.ids for e in encoded):
+                return encoded
+            encoded = self._encode(texts, max_length - 1, "right", target=True)  # the tokenizer's template adds none
+            return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
+        joined = [t if not p or p[-1].isspace() else " " + t for t, p in zip(texts, prompts, strict=True)]
+        encoded = self._encode(joined, max_length - 1, "right", special=False)
+        return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
+
+    def _encode(
+        self, texts: list[str], max_length: int, side: str, target: bool = False, special: bool = True
+    ) -> list[Encoded]:
+        def run(texts: list[str], **kwargs: Any) -> list[tuple[list[int], list[int]]]:
+            given = {"text_target": texts} if target else {"text": texts}
+            out = self.tokenizer(**given, add_special_tokens=special, verbose=False, **kwargs)
+            return [(ids, self._words(out, i, ids)) for i, ids in enumerate(out["input_ids"])]
+
+        encoded = [Encoded(ids, words, False) for ids, words in run(texts)] if texts else []
+        long = [i for i, e in enumerate(encoded) if len(e.ids) > max_length]
+        if long:
+            side_before, self.tokenizer.truncation_side = self.tokenizer.truncation_side, side
+            try:
+                cut = run([texts[i] for i in long], truncation=True, max_length=max_length)
+            finally:
+                self.tokenizer.truncation_side = side_before
+                if self.tokenizer.is_fast:
+                    self.tokenizer.backend_tokenizer.no_truncation()
+            for i, (ids, words) in zip(long, cut, strict=True):
+                encoded[i] = Encoded(ids, words, True)
+        return encoded
+
+    def _words(self, out: Any, number: int, ids: list[int]) -> list[int]:
+        """The word that each token belongs to; -1 at special tokens. Without a fast tokenizer every token is a word."""
+        special = set(self.tokenizer.all_special_ids)
+        if not self.tokenizer.is_fast:
+            return [-1 if token in special else i for i, token in enumerate(ids)]
+        words = out.word_ids(number)
+        if len({word for word in words if word is not None}) == 1:  # a pre-tokenizer that does not split at spaces
+            tokens = self.tokenizer.convert_ids_to_tokens(ids)
+            starts = [i == 0 or str(token).startswith(("▁", "Ġ", " ")) for i, token in enumerate(tokens)]
+            words = [None if word is None else number for word, number in zip(words, accumulate(starts), strict=True)]
+        return [-1 if word is None or token in special else word for word, token in zip(words, ids, strict=True)]
+
+    def decode(self, ids: list[list[int]]) -> list[str]:
+        """Plain text, without special tokens (the mask token is one) and without white space around it."""
+        if self.tokenizer.is_fast:
+            texts = self.tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
+        else:
+            texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return [text.strip() for text in texts]
+
+    def show(self, ids: list[int]) -> str:
+        """Text with the special tokens in it, for the log of masked targets."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False)).strip()

@@ -1,0 +1,94 @@
+"""Calling reward functions: what they are given, what they may return, and what is scored once. Plain strings."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from semioffline.errors import UserError
+from semioffline.rewards import RewardFunction
+from semioffline.rewards.limits import time_limit
+
+
+class RewardError(UserError):
+    """A reward function raised, or returned something that is not one number or None for each sample."""
+
+
+def reward_columns(
+    columns: dict[str, list[Any]], texts: list[str], ids: list[list[int]], many: int = 1
+) -> dict[str, list]:
+    """What reward functions are called with: every column, each value `many` times, beside `many` texts an input."""
+    return repeat(columns, [many] * len(columns["prompt"])) | {"completions": texts, "completion_ids": ids}
+
+
+def repeat(columns: dict[str, list[Any]], counts: Sequence[int]) -> dict[str, list]:
+    """Every column, each value as often as its row has samples; `prompt` goes by the name `prompts`."""
+    return {
+        {"prompt": "prompts"}.get(name, name): [v for v, n in zip(values, counts, strict=True) for _ in range(n)]
+        for name, values in columns.items()
+        if name != "completion"
+    }
+
+
+def call(name: str, function: RewardFunction, columns: dict[str, list], timeout: float | None = None) -> Any:
+    """What the function returns, awaitable or not; an exception comes with the function's name."""
+    try:
+        return time_limit(function, timeout)(**columns)
+    except Exception as error:
+        raise raised(name, error) from error
+
+
+def raised(name: str, error: BaseException) -> RewardError:
+    return RewardError(f"the reward function '{name}' raised {type(error).__name__}: {error}")
+
+
+def call_once(
+    name: str, function: RewardFunction, columns: dict[str, list], rows: Sequence[int], timeout: float | None = None
+) -> list[float]:
+    """The checked values of a function of the row and the text: identical samples of a row are scored once."""
+    places: dict[tuple[int, str], int] = {}
+    numbers = [places.setdefault(key, len(places)) for key in zip(rows, columns["completions"], strict=True)]
+    if len(places) == len(numbers):
+        return check(name, call(name, function, columns, timeout), len(numbers))
+    first: dict[int, int] = {}
+    for at, number in enumerate(numbers):
+        first.setdefault(number, at)
+    distinct = {key: [values[at] for at in first.values()] for key, values in columns.items()}
+    out = check(name, call(name, function, distinct, timeout), len(first))
+    return [out[number] for number in numbers]
+
+
+def check(name: str, out: Any, number: int) -> list[float]:
+    """One finite number, None or NaN for each sample; None and NaN become NaN."""
+    if hasattr(out, "tolist"):  # an array or a tensor
+        out = out.tolist()
+    if not isinstance(out, (list, tuple)):
+        raise RewardError(
+            f"the reward function '{name}' returned {type(out).__name__}, but must return a list of {number} numbers"
+        )
+    if len(out) != number:
+        raise RewardError(f"the reward function '{name}' returned {len(out)} values for {number} samples")
+    if set(map(type, out)) == {float} and not any(map(math.isinf, out)):  # nearly always
+        return list(out)
+    return [_number(name, row, value) for row, value in enumerate(out)]
+
+
+def _number(name: str, row: int, value: Any) -> float:
+    if value is None:
+        value = math.nan
+    if not isinstance(value, (int, float)) and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, (int, float)) or math.isinf(value):
+        raise RewardError(
+            f"the reward function '{name}' returned {value!r} for sample {row}: expected a finite number or None"
+        )
+    return float(value)
+
+
+def columns_for(functions: Iterable[RewardFunction], columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Those columns of the rows that the functions name in their signatures."""
+    named = {name for function in functions for name in inspect.signature(function).parameters}
+    named |= {"prompt"} if "prompts" in named else set()
+    return {name: values for name, values in columns.items() if name in named}

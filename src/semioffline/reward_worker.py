@@ -1,0 +1,86 @@
+"""One process of the reward pool: reads token ids, decodes them, scores them with built-in rewards, writes the values.
+
+python -m semioffline.reward_worker is started by `reward_pool` and talks through its standard input and output. It
+loads neither torch nor the user's program, and ends when its input does.
+
+A message is two lengths (unsigned, 4 bytes each), a JSON text and bytes. Asked: {"rewards": names, "timeout": seconds,
+"groups": [[row, tokens, samples], ...], "columns": {name: one value a group}} with the groups' ids (int32), or
+{"tokenizer": JSON}. Answered: {} with the values (float64, reward after reward), or {"error": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+from array import array
+from functools import cache
+from typing import Any, BinaryIO
+
+LENGTHS = struct.Struct("<II")
+
+
+def encode_message(head: dict[str, Any], payload: bytes = b"") -> bytes:
+    text = json.dumps(head).encode()
+    return LENGTHS.pack(len(text), len(payload)) + text + payload
+
+
+def read_message(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+    """None when the other side is gone."""
+    lengths = stream.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
+        return None
+    text, payload = (stream.read(length) for length in LENGTHS.unpack(lengths))
+    return json.loads(text), payload
+
+
+@cache
+def _reward(name: str) -> Any:
+    from semioffline.rewards import load_reward
+
+    return load_reward(name)[1]
+
+
+def score(tokenizer: Any, asked: dict[str, Any], payload: bytes) -> bytes:
+    """The values of one message."""
+    from semioffline.reward_calls import call_once, repeat
+
+    ids, tokens, start = [], array("i", payload).tolist(), 0
+    for _, length, many in asked["groups"]:
+        ids += [tokens[start + k * length : start + (k + 1) * length] for k in range(many)]
+        start += length * many
+    texts = [text.strip() for text in tokenizer.decode_batch(ids, skip_special_tokens=True)]
+    counts = [many for _, _, many in asked["groups"]]
+    columns = repeat(asked["columns"], counts) | {"completions": texts}
+    rows = [row for row, _, many in asked["groups"] for _ in range(many)]
+    values = array("d")
+    for name in asked["rewards"]:
+        values.extend(call_once(name, _reward(name), columns, rows, asked["timeout"]))
+    return values.tobytes()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then closes the pipe
+    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not stand among the answers
+    tokenizer: Any = None
+    while (message := read_message(source)) is not None:
+        asked, payload = message
+        try:
+            if "tokenizer" in asked:
+                from tokenizers import Tokenizer
+
+                tokenizer = Tokenizer.from_str(asked["tokenizer"])
+                answer = encode_message({})
+            else:
+                answer = encode_message({}, score(tokenizer, asked, payload))
+        except Exception as error:
+            answer = encode_message({"error": f"{type(error).__name__}: {error}"})
+        answers.write(answer)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
