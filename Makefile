@@ -1,15 +1,19 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
+# make tables: the tables of the pages in docs, made again from the results that they name.
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test lint types env clean
+.PHONY: demo test tables lint types env clean
 
 demo: .venv/ready
 	$(BIN)/semioffline demo --seed $(SEED)
 
 test: .venv/ready lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+tables: .venv/ready
+	$(BIN)/semioffline report --pages docs/*.md
 
 lint: .venv/ready
 	$(BIN)/ruff check .

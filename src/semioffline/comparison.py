@@ -28,6 +28,10 @@ from semioffline.rewards import load_reward
 from semioffline.trainer import SemiOfflineTrainer
 
 PROBE_WARM, PROBE_TIMED = 3, 8
+"""Steps before a method is timed, and steps that are timed, at the least."""
+PROBE_SHARE, PROBE_SECONDS = 0.1, 4.0
+"""A method is also timed for this share of the budget, at most so many seconds: memory and kernels must be warm."""
+PROBE_MOST = 200
 START = "start"
 """The row of the model that all methods start from."""
 
@@ -200,10 +204,11 @@ class _Looks(TrainerCallback):
 
 
 class _Clock(TrainerCallback):
-    """Seconds of each step, with all that the device still had to do."""
+    """Seconds of each step, with all that the device still had to do; stops training when there are enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self.times: list[float] = []
+        self.seconds = seconds
 
     @staticmethod
     def now() -> float:
@@ -216,6 +221,12 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.times[-1] += self.now()
+        enough = len(self.times) >= PROBE_WARM + PROBE_TIMED and sum(self.times) >= self.seconds
+        control.should_training_stop = control.should_training_stop or enough
+
+    def median(self) -> float:
+        """Of the later half: the first steps pay for memory and kernels that are there afterwards."""
+        return statistics.median(self.times[max(PROBE_WARM, len(self.times) // 2) :])
 
 
 def _timing(plan: Plan, method: str) -> dict[str, Any]:
@@ -225,11 +236,11 @@ def _timing(plan: Plan, method: str) -> dict[str, Any]:
     known = json.loads(path.read_text()) if path.exists() else {}
     if method not in known:
         folder = plan.folder / "probe" / method
-        trainer = _trainer(plan, method, 0, folder, PROBE_WARM + PROBE_TIMED, eval_on_start=False)
-        clock = _Clock()
+        trainer = _trainer(plan, method, 0, folder, PROBE_MOST, eval_on_start=False)
+        clock = _Clock(min(PROBE_SECONDS, PROBE_SHARE * (plan.budget_seconds or 0.0)))
         trainer.add_callback(clock)
         trainer.train()
-        seconds = statistics.median(clock.times[PROBE_WARM:])
+        seconds = clock.median()
         known[method] = {"seconds_per_step": seconds}
         if plan.budget_seconds is not None:
             known[method]["steps"] = max(1, round(plan.budget_seconds / seconds))
@@ -283,7 +294,8 @@ def summarise(plan: Plan) -> dict[str, Any]:
             "curve": curve,
             "matched_after": None if other is None else _matched_after(curve, _mean_curve(other)),
         }
-    return {"metrics": metrics, "reference": plan.reference, "methods": methods} | plan.extra
+    wall = sum(run["wall_seconds"] for runs in results.values() for run in runs)
+    return {"metrics": metrics, "reference": plan.reference, "methods": methods, "wall_seconds": wall} | plan.extra
 
 
 def _score(name: str, runs: list[dict[str, Any]], others: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ COMMANDS = {
     "candidates": "generate, score and sort static targets",
     "evaluate": "decode a test set and score it, with confidence intervals",
     "compare": "train several methods from one start for the same budget, and print one table",
+    "report": "make the tables of Markdown pages again, from the results that they name",
     "env": "print versions and devices",
 }
 

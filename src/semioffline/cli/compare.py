@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
-from semioffline.cli.run_folder import open_folder, write_settings
+from semioffline.cli.run_folder import commit, open_folder, shown_command, versions, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
@@ -92,7 +92,12 @@ def run(argv: list[str]) -> None:
         keep=options.keep,
         jobs=options.jobs,
         command=lambda method, seed: [*this, *argv, "--only", f"{method}:{seed}"],
-        extra={"title": f"{data.task}: {len(options.methods)} methods", "percent": _percent(args.eval_metrics)},
+        extra={
+            "kind": "comparison",
+            "title": f"{data.task}: {len(options.methods)} methods",
+            "percent": _percent(args.eval_metrics),
+            "about": {"command": shown_command("compare", argv), "commit": commit(), "versions": versions()},
+        },
     )
     if options.only == "timing":
         return time_methods(plan, console.print, plan.methods)
@@ -101,9 +106,9 @@ def run(argv: list[str]) -> None:
     comparison = compare(plan, console.print)
     (folder / "comparison.json").write_text(json.dumps(comparison, indent=1))
     (folder / "comparison.md").write_text(table.markdown(comparison))
-    plots.draw(comparison, folder)
     write_settings(folder, data, model, options, args)
-    Console(width=max(160, console.width)).print(table.console(comparison))
+    Console(width=max(200, console.width)).print(table.console(comparison))
+    plots.draw(comparison, folder)
     print(f"comparison.json, comparison.md and plots in {folder}")
 
 
@@ -204,7 +209,8 @@ def _with_candidates(
         do_sample=True, top_p=0.95, max_new_tokens=limits[1], num_return_sequences=options.num_candidates
     )
     rewards = RewardSet(options.reward, args.reward_weights, device=device)
-    made_with = asdict(data) | {"reward": options.reward}
+    not_theirs = ("eval_limit", "validation_file", "test_file")
+    made_with = {k: v for k, v in asdict(data).items() if k not in not_theirs} | {"reward": options.reward}
     path = write_candidates(
         policy,
         examples,

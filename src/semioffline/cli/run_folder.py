@@ -34,6 +34,33 @@ def versions() -> dict[str, Any]:
     return {"semioffline": __version__} | found | machine | {"gpus": gpus}
 
 
+def commit() -> str | None:
+    """The commit of the checkout that this code runs from; None where it is installed without one."""
+    git = Path(__file__).parents[3] / ".git"
+    try:
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head[:12]
+        name = head.removeprefix("ref: ")
+        if (git / name).exists():
+            return (git / name).read_text().strip()[:12]
+        packed = (line.split() for line in (git / "packed-refs").read_text().splitlines())
+        return next((words[0][:12] for words in packed if words[1:] == [name]), None)
+    except OSError:
+        return None
+
+
+def shown_command(command: str, argv: list[str]) -> str:
+    """A command line to print where others read it: folders of this machine by their last name only."""
+    words, flag = [], ""
+    for word in argv:
+        if flag in ("--model", "--data_dir", "--output_dir", "--config") and "/" in word:
+            word = f"recipes/{Path(word).name}" if flag == "--config" else Path(word).name
+        flag = word
+        words.append(f"'{word}'" if any(c in word for c in ' {}*$"') else word)
+    return " ".join(["semioffline", command, *words])
+
+
 def open_folder(folder: str | Path, resume: bool = False) -> Path:
     """A new folder, or with `resume` one that may hold an earlier part of this run."""
     path = Path(folder)

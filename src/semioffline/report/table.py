@@ -57,6 +57,18 @@ def markdown(comparison: dict[str, Any]) -> str:
     return "\n".join([*table, "", CAPTION.format(reference=comparison["reference"]), ""])
 
 
+def about(result: dict[str, Any]) -> str:
+    """How a result was made: command, commit, versions, machine."""
+    found, versions = result["about"], result["about"]["versions"]
+    packages = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "transformers"))
+    where = ", ".join(versions["gpus"]) or f"{versions['cores']} CPU cores"
+    seeds = {seed for method in result.get("methods", {}).values() for seed in method["seeds"]}
+    parts = [f"commit {found['commit']}", where, packages]
+    parts += [f"seeds {', '.join(map(str, sorted(seeds)))}"] if seeds else []
+    parts += [f"{result['wall_seconds'] / 60:.0f} minutes, all runs added"] if "wall_seconds" in result else []
+    return f"`{found['command']}`\n\n{'; '.join(parts)}.\n"
+
+
 def console(comparison: dict[str, Any]) -> Table:
     header, lines = rows(comparison)
     table = Table(title=comparison["title"], caption=CAPTION.format(reference=comparison["reference"]))

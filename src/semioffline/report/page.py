@@ -1,0 +1,40 @@
+"""Pages whose tables are made from JSON files, so that no number is written by hand.
+
+In a page, `<!-- table: results/e2e.json -->` and `<!-- end -->` enclose what `semioffline report PAGE` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from semioffline.errors import UserError, unknown
+from semioffline.report import table
+
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
+RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "comparison": lambda result: f"{table.markdown(result)}\n{table.about(result)}",
+}
+"""kind of result -> its Markdown"""
+
+
+def fill(page: Path) -> str:
+    """The text of a page with all of its tables made again."""
+
+    def render(match: re.Match[str]) -> str:
+        path = page.parent / match[2]
+        try:
+            result = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{page}: cannot read the result {path}: {error}") from error
+        kind = result.get("kind") if isinstance(result, dict) else None
+        if kind not in RENDERERS:
+            raise unknown(f"kind of result in {path}", str(kind), RENDERERS)
+        return f"{match[1]}{RENDERERS[kind](result)}{match[4]}"
+
+    if not page.is_file():
+        raise UserError(f"there is no page {page}")
+    return BLOCK.sub(render, page.read_text())

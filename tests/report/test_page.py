@@ -1,0 +1,83 @@
+"""Tables of pages come from JSON files, and from nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from semioffline.cli import main
+from semioffline.report import page, table
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def comparison() -> dict:
+    def method(mean: float, p: float | None, matched: float | None) -> dict:
+        score = {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "p": p}
+        return {
+            "seeds": [0, 1],
+            "metrics": {"rouge": score},
+            "forward_passes": 1.0,
+            "steps": 10.0,
+            "seconds": 2.5,
+            "peak_mb": None,
+            "matched_after": matched,
+        }
+
+    versions = {"python": "3.12", "torch": "2", "transformers": "5", "gpus": [], "cores": 2}
+    return {
+        "kind": "comparison",
+        "metrics": ["rouge"],
+        "percent": {"rouge": True},
+        "reference": "semi_offline",
+        "methods": {"mft": method(0.3, 0.01, 1.5), "semi_offline": method(0.35, None, None)},
+        "wall_seconds": 120.0,
+        "about": {"command": "semioffline compare --task ads", "commit": "abc", "versions": versions},
+    }
+
+
+def test_a_table_says_what_was_measured_and_how():
+    text = page.RENDERERS["comparison"](comparison())
+    assert "| mft | 2 | 30.00* (29.00–31.00) | 1 | 10 | 2.5 | 1.5 | – |" in text
+    assert "| semi_offline | 2 | 35.00 (34.00–36.00) | 1 | 10 | 2.5 | – | – |" in text
+    for part in ("semioffline compare --task ads", "commit abc", "2 CPU cores", "torch 2", "seeds 0, 1", "2 minutes"):
+        assert part in text
+
+
+def test_report_fills_the_blocks_of_a_page_and_nothing_else(tmp_path, capsys):
+    (tmp_path / "one.json").write_text(json.dumps(comparison()))
+    path = tmp_path / "page.md"
+    path.write_text("before\n<!-- table: one.json -->\nold\n<!-- end -->\nafter\n")
+    assert main(["report", "--pages", str(path)]) == 0
+    text = path.read_text()
+    assert text.startswith("before\n<!-- table: one.json -->\n| method |")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "old" not in text
+    assert table.markdown(comparison()) in text
+    assert page.fill(path) == text
+    assert "1 tables" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "part"), [(None, "cannot read"), ("{", "cannot read"), ('{"kind": "comparson"}', "comparison")]
+)
+def test_a_result_that_is_not_one(tmp_path, capsys, content, part):
+    if content is not None:
+        (tmp_path / "one.json").write_text(content)
+    (tmp_path / "page.md").write_text("<!-- table: one.json -->\n<!-- end -->\n")
+    assert main(["report", "--pages", str(tmp_path / "page.md")]) == 2
+    assert part in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_the_tables_in_docs_are_what_the_results_give(path):
+    assert path.read_text() == page.fill(path), "run `make tables`"
+
+
+def test_every_result_in_docs_is_shown_on_a_page():
+    shown = {
+        page_path.parent / match[1]
+        for page_path in DOCS.glob("*.md")
+        for match in page.BLOCK.findall(page_path.read_text())
+    }
+    assert set((DOCS / "results").glob("*.json")) <= shown
