@@ -15,10 +15,10 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"types"},),
     ({"masking", "sampling", "losses"},),
     (
-        {"policy", "decoding", "cost", "layout", "model_setup", "codec"},
+        {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs"},
         {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool"},
     ),
-    ({"data", "scoring", "candidates", "methods"},),
+    ({"data", "scoring", "candidates", "methods", "limits"},),
     ({"config", "trainer", "evaluation", "run_log"},),
     ({"comparison"},),
     ({"report", "cli", "__main__"},),

@@ -86,6 +86,8 @@ class SemiOfflineConfig(TrainingArguments):
     # Model
     disable_dropout: bool = option(False, "Set every dropout probability to 0.")
     share_prompt: bool = option(True, "Compute the source's part of the decoder once for all rows of an input.")
+    pad_to_multiple_of: int = option(1, "Pad texts to a multiple of this many tokens: few shapes for torch_compile.")
+    cuda_graphs: bool = option(False, "Replay the model's passes as CUDA graphs; with pad_to_multiple_of.")
     # Evaluation by generation
     eval_metrics: list[str] = option(["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.")
     num_beams: int = option(1, "Beams in evaluation; 1 is greedy.")
@@ -142,6 +144,7 @@ class SemiOfflineConfig(TrainingArguments):
         for name in ("gold_floor", "gold_discount"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
+        problems += self._speed_problems()
         if self.learning_rate < 0:
             problems.append(f"learning_rate={self.learning_rate} must not be negative")
         if self.per_device_train_batch_size < 1 or self.per_device_eval_batch_size < 1:
@@ -156,6 +159,21 @@ class SemiOfflineConfig(TrainingArguments):
             self.decoding(max(self.min_new_tokens, 2))
         except UserError as error:
             problems.append(str(error))
+        return problems
+
+    def _speed_problems(self) -> list[str]:
+        problems = []
+        if self.pad_to_multiple_of < 1:
+            problems.append(f"pad_to_multiple_of={self.pad_to_multiple_of} must be at least 1")
+        if self.reward_workers is not None and self.reward_workers < 0:
+            problems.append(f"reward_workers={self.reward_workers} must not be negative")
+        if self.cuda_graphs and self.gradient_accumulation_steps > 1:
+            problems.append(
+                f"cuda_graphs with gradient_accumulation_steps={self.gradient_accumulation_steps}: a graph keeps the "
+                "gradients of its last pass only; accumulate in a larger batch instead"
+            )
+        if self.cuda_graphs and self.gradient_checkpointing:
+            problems.append("cuda_graphs with gradient_checkpointing: choose one, speed or memory")
         return problems
 
     def _variant_problems(self) -> list[str]:

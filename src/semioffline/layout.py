@@ -21,8 +21,8 @@ class Layout(NamedTuple):
     `side_by_side`: for each row, (N,): those places of its wanted tokens, in the flattened batch."""
 
 
-def pack(source: Text, rows: list[Row], pad_id: int) -> Layout:
-    """Lay the rows after one copy of the prompt.
+def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layout:
+    """Lay the rows after one copy of the prompt, padded to a multiple of `multiple`.
 
     A row's first token is predicted at the prompt's last place, its token t at the place of its token t - 1; so its
     last token never has to be put in.
@@ -30,7 +30,7 @@ def pack(source: Text, rows: list[Row], pad_id: int) -> Layout:
     device, batch = source.ids.device, source.ids.shape[0]
     prompt_lengths = source.keep_mask.sum(1)
     lengths = [(row.keep_mask.sum(1) - 1).clamp(min=0) for row in rows]
-    total = int((prompt_lengths + sum(lengths)).max())
+    total = _round_up(int((prompt_lengths + sum(lengths)).max()), multiple)
     ids = torch.full((batch, total), pad_id, device=device)
     positions = torch.zeros_like(ids)
     segments = torch.full_like(ids, -1)
@@ -98,6 +98,26 @@ def places(predicts: Tensor, wanted: Tensor, length: int) -> Tensor:
 
 def widen(tensor: Tensor, length: int, value: Any) -> Tensor:
     return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
+
+
+def _round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
+
+
+def pad_text(text: Text, multiple: int, pad_id: int) -> Text:
+    length = _round_up(text.ids.shape[1], multiple)
+    return Text(widen(text.ids, length, pad_id), widen(text.keep_mask, length, False), widen(text.words, length, -1))
+
+
+def pad_row(row: Row, multiple: int, pad_id: int) -> Row:
+    length = _round_up(row.ids.shape[1], multiple)
+    return replace(
+        row,
+        ids=widen(row.ids, length, pad_id),
+        keep_mask=widen(row.keep_mask, length, False),
+        wanted=widen(row.wanted, length, False),
+        added_ids=None if row.added_ids is None else widen(row.added_ids, length, -1),
+    )
 
 
 def hints(rows: list[Row]) -> list[Row]:

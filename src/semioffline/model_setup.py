@@ -146,3 +146,13 @@ _POSITIONED = ("bart", "mbart", "marian", "pegasus", "plbart", "blenderbot", "bl
 
 def _takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.get_decoder().embed_positions.forward).parameters
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Every dropout layer, and the probabilities that models keep as plain attributes."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "dropout_rate"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

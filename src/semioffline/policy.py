@@ -16,7 +16,21 @@ from transformers.modeling_outputs import BaseModelOutput
 from semioffline.codec import Codec, Encoded
 from semioffline.cost import Meter
 from semioffline.decoding import Decoding
-from semioffline.layout import Layout, block_mask, hints, pack, pad_left, places, side_by_side, widen, without_ids
+from semioffline.errors import UserError
+from semioffline.graphs import GraphedForward
+from semioffline.layout import (
+    Layout,
+    block_mask,
+    hints,
+    pack,
+    pad_left,
+    pad_row,
+    pad_text,
+    places,
+    side_by_side,
+    widen,
+    without_ids,
+)
 from semioffline.model_setup import (
     add_adapter,
     add_mask_token,
@@ -67,6 +81,8 @@ class Policy(Codec, nn.Module):
         pad_id = tokenizer.pad_token_id
         self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
         self.share_prompt = share_prompt and takes_block_mask(base)
+        self.pad_multiple = 1
+        """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
         self.value_head: nn.Linear | None = None
         self._selected: Tensor | None = None
@@ -118,6 +134,41 @@ class Policy(Codec, nn.Module):
         self.base.gradient_checkpointing_enable(*args, **kwargs)
         if is_peft(self.model):
             self.base.enable_input_require_grads()
+
+    def compile_layers(self, **options: Any) -> None:
+        """torch.compile the layers of the trunk, each by itself: they are alike, so one or two compilations serve all.
+
+        What stands around them (how rows are laid out, the positions that are wanted) changes with every batch.
+        """
+        for stack in self._stacks():
+            for blocks in [module for module in stack.modules() if isinstance(module, nn.ModuleList)]:
+                for block in blocks:
+                    block.compile(**options)
+
+    def use_cuda_graphs(self) -> None:
+        """Replay the encoder's and the decoder's passes as CUDA graphs (see `graphs`)."""
+        for stack in self._stacks():
+            if getattr(stack, "layerdrop", 0.0) > 0:
+                raise UserError(
+                    f"cuda_graphs replays every layer, but layerdrop={stack.layerdrop} leaves some out: set 0"
+                )
+            if not isinstance(stack.forward, GraphedForward):
+                stack.forward = GraphedForward(stack, self._at_positions(stack.forward), self._extra_inputs)
+
+    def _at_positions(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A stack's forward with the positions among its arguments, as a graph needs all tensors that it reads."""
+
+        def run(*args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
+            self._positions = positions
+            return forward(*args, **kwargs)
+
+        return run
+
+    def _extra_inputs(self) -> dict[str, Tensor]:
+        return {} if self._positions is None else {"positions": self._positions}
+
+    def _stacks(self) -> list[Any]:
+        return [self.base.get_decoder(), *([self.base.get_encoder()] if self.is_encoder_decoder else [])]
 
     def max_positions(self) -> int | None:
         """The longest sequence that the model's position table allows, if it has one."""
@@ -194,6 +245,8 @@ class Policy(Codec, nn.Module):
     def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:
         """Encode once. Rows stand behind one another in one sequence under a block mask, so that the decoder computes
         the keys and values of the source once too; or (where the model takes none) they are len(rows) * B sequences."""
+        source = pad_text(source, self.pad_multiple, self.pad_id)
+        rows = [pad_row(row, self.pad_multiple, self.pad_id) for row in rows]
         mask = self._source_mask(source.keep_mask)
         states = self.base.get_encoder()(input_ids=send(source.ids, self.device), attention_mask=mask)[0]
         together = self.share_prompt and len(rows) > 1
@@ -240,10 +293,10 @@ class Policy(Codec, nn.Module):
     def _run_causal(self, source: Text, rows: list[Row]) -> Tensor:
         """Rows behind one copy of the prompt under a block mask, or (where the model takes none) one sequence each."""
         if self.share_prompt and len(rows) > 1:
-            layout = pack(source, rows, self.pad_id)
+            layout = pack(source, rows, self.pad_id, self.pad_multiple)
             length = layout.ids.shape[1]
             selected = [places(layout.predicts[r], row.wanted, length) for r, row in enumerate(rows)]
-            added = pack(without_ids(source), hints(rows), -1).ids if hints(rows) else None
+            added = pack(without_ids(source), hints(rows), -1, self.pad_multiple).ids if hints(rows) else None
             return self._head_at(
                 torch.cat(selected),
                 added,
@@ -251,7 +304,7 @@ class Policy(Codec, nn.Module):
                 position_ids=layout.positions,
                 attention_mask=self._block_mask(layout),
             )
-        layouts = [pack(source, [row], self.pad_id) for row in rows]
+        layouts = [pack(source, [row], self.pad_id, self.pad_multiple) for row in rows]
         length = max(layout.ids.shape[1] for layout in layouts)
         selected = [
             places(layout.predicts[0], row.wanted, length) + r * len(source.ids) * length

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import DynamoBackend, gather_object
 from torch import Tensor, nn
 from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -21,13 +21,16 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
+from semioffline.limits import text_limits
 from semioffline.methods import BaseMethod, load_method
+from semioffline.model_setup import disable_dropout
 from semioffline.policy import Policy
 from semioffline.reward_pool import spare_workers
 from semioffline.run_log import RunLog, as_numbers, write_completions
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Batch, HostCopy, Randomness, StepOutput
 
+__all__ = ["NonFiniteLoss", "SemiOfflineTrainer", "text_limits"]
 STAGING = "incomplete-checkpoint"
 
 
@@ -93,11 +96,28 @@ class SemiOfflineTrainer(Trainer):
             rewards, args.reward_weights, reward_processing_classes, args.device, args.reward_timeout
         )
         self.scorer = self._make_scorer()
+        self._make_fast()
         self._check_metrics()
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         self._staging: str | None = None
+
+    def _make_fast(self) -> None:
+        """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
+        changes its shapes with every batch."""
+        args = self.args
+        self.policy.pad_multiple = args.pad_to_multiple_of
+        self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
+        if args.torch_compile:
+            options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+            self.policy.compile_layers(**{name: value for name, value in options.items() if value is not None})
+        if args.cuda_graphs:
+            if args.device.type != "cuda" or args.world_size > 1:
+                raise UserError(
+                    f"cuda_graphs needs one CUDA device and one process, not {args.device} x {args.world_size}"
+                )
+            self.policy.use_cuda_graphs()
 
     def _make_scorer(self) -> Scorer:
         """Scoring goes on beside the model where the model is on a device and leaves the cores alone, or where worker
@@ -183,7 +203,8 @@ class SemiOfflineTrainer(Trainer):
 
         Nothing here waits for the device, except for the draws whose rewards are wanted and for a copy of the loss that
         was made before backward: by then it is there."""
-        model.train()
+        if not (model.training and self.policy.model.training):
+            model.train()
         batch: Batch = inputs
         if not self.method.batch_on_host:
             batch = inputs.to(self.args.device, non_blocking=True)
@@ -372,34 +393,3 @@ def _as_policy(model: Any, processing_class: Any, peft_config: Any, share_prompt
         return Policy.load(model, processing_class, peft_config=peft_config, share_prompt=share_prompt)
     tokenizer = processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
     return Policy(model, tokenizer, peft_config=peft_config, share_prompt=share_prompt)
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Every dropout layer, and the probabilities that models keep as plain attributes."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "dropout_rate"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-
-
-def _longest(most: int | None, usual: int, other: int | None) -> int:
-    """The usual length, less where the model's positions (minus what the other part takes) allow less."""
-    return usual if most is None else max(2, min(usual, most - (other or 0)))
-
-
-def text_limits(policy: Policy, args: SemiOfflineConfig) -> tuple[int, int]:
-    """(prompt, completion) lengths in tokens: the settings, or 512 and 128 where the model's positions allow."""
-    most, one = policy.max_positions(), policy.is_encoder_decoder
-    prompt, completion = args.max_prompt_length, args.max_completion_length
-    if completion is None:
-        usual = 128 if most is None or one or prompt is not None else min(128, most // 4)
-        completion = _longest(most, usual, None if one else prompt)
-    if prompt is None:
-        prompt = _longest(most, 512, None if one else completion)
-    if most is not None and (max(prompt, completion) if one else prompt + completion) > most:
-        raise UserError(
-            f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
-        )
-    return prompt, completion

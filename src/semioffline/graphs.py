@@ -1,0 +1,121 @@
+"""CUDA graphs of an encoder or a decoder: a step of many small kernels is launched as one.
+
+At small batches a large model's step takes as long as the host needs to launch its kernels, whatever their size. A
+graph is recorded once for each shape of the inputs and then replayed, forward and backward. Everything around it (the
+head at the wanted positions, draws, losses, the optimizer) runs as it does otherwise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+MOST = 12
+"""Shapes recorded for each module. A graph holds on to the memory of its activations."""
+
+
+class _Body(nn.Module):
+    """A module's forward as a function of tensors only, as recording wants it."""
+
+    def __init__(self, module: nn.Module, run: Callable[..., Any], names: list[str], rest: dict[str, Any]):
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self._run, self._names, self._rest = run, names, rest
+        self.kind: Any = None
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        output = self._run(**dict(zip(self._names, tensors, strict=True)), **self._rest)
+        self.kind = type(output)
+        return output.last_hidden_state
+
+
+class _Graph:
+    """One recorded shape."""
+
+    def __init__(self, body: _Body, replay: Callable[..., Tensor]):
+        self.body, self.replay = body, replay
+        self.busy = False
+        """Between forward and backward: its activations must not be overwritten."""
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        hidden = self.replay(*tensors)
+        if hidden.requires_grad:
+            self.busy = True
+            hidden.register_hook(self._release)
+        return self.body.kind(last_hidden_state=hidden)
+
+    def _release(self, gradient: Tensor) -> None:
+        self.busy = False
+
+
+def record(body: _Body, tensors: list[Tensor]) -> Callable[..., Tensor]:
+    """Record forward and backward for inputs of these shapes."""
+    inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    device = tensors[0].device.type
+    half = torch.is_autocast_enabled(device)
+    with torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False):
+        torch.cuda.make_graphed_callables(body, tuple(inputs), allow_unused_input=True)  # changes body.forward
+    return body
+
+
+class GraphedForward:
+    """Stands for a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments
+    that are neither tensors nor plain values, while the graph of the shape still waits for its backward, and after MOST
+    shapes."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        run: Callable[..., Any] | None = None,
+        extra: Callable[[], dict[str, Tensor]] = dict,
+        record: Callable[[_Body, list[Tensor]], Callable[..., Tensor]] = record,
+    ):
+        """run: what to call in the place of the module's own forward; extra: gives tensors that it is to be called with
+        beside those that the model passes."""
+        self.module = module
+        self.extra = extra
+        self.plain = run or module.forward
+        self._names = list(inspect.signature(module.forward).parameters)
+        self.graphs: dict[Any, _Graph] = {}
+        self._record = record
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = dict(zip(self._names, args, strict=False)) | kwargs | self.extra()
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+        rest = {name: value for name, value in kwargs.items() if not isinstance(value, Tensor)}
+        simple = all(value is None or isinstance(value, (bool, int, float, str)) for value in rest.values())
+        if not simple or not self.module.training or not torch.is_grad_enabled():
+            return self.plain(**kwargs)
+        graph = self._find(tensors, rest)
+        if graph is None or graph.busy:
+            return self.plain(**kwargs)
+        return graph(*tensors.values())
+
+    def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Graph | None:
+        shapes = tuple((name, t.shape, t.dtype, t.requires_grad) for name, t in tensors.items())
+        key = (shapes, tuple(rest.items()), torch.is_autocast_enabled(self._device))
+        if key not in self.graphs:
+            if len(self.graphs) >= MOST:
+                if not self._warned:
+                    logger.warning(
+                        "cuda_graphs: more than %d shapes of batches; the others run without a graph: "
+                        "raise pad_to_multiple_of",
+                        MOST,
+                    )
+                self._warned = True
+                return None
+            body = _Body(self.module, self.plain, list(tensors), rest)
+            self.graphs[key] = _Graph(body, self._record(body, list(tensors.values())))
+        return self.graphs[key]
+
+    @property
+    def _device(self) -> str:
+        return next(self.module.parameters()).device.type

@@ -1,0 +1,153 @@
+"""The trunk as recorded graphs. A recorder for the CPU stands for CUDA's: as there, the activations of a shape exist
+once, and backward is that of the last forward."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from semioffline import graphs
+from semioffline.graphs import GraphedForward
+from semioffline.methods.semi_offline import Method
+from semioffline.scoring import RewardSet, Scorer
+from semioffline.types import Randomness, Row
+
+KINDS = ["bart", "t5", "llama", "gpt2"]
+
+
+def record(body: Any, tensors: list[torch.Tensor]) -> Any:
+    static = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    parameters = tuple(body.parameters())
+    surface = [t for t in (*static, *parameters) if t.requires_grad]
+    last: dict[str, torch.Tensor] = {}
+
+    class Replay(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
+            for place, value in zip(static, inputs, strict=False):
+                place.data.copy_(value)
+            with torch.enable_grad():
+                last["output"] = body(*static)
+            return last["output"].detach()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            found = iter(torch.autograd.grad(last["output"], surface, gradient, allow_unused=True))
+            return tuple(next(found) if t.requires_grad else None for t in (*static, *parameters))
+
+    return lambda *inputs: Replay.apply(*inputs, *parameters)
+
+
+@pytest.fixture
+def graphed(tiny_policy, monkeypatch):
+    """graphed(kind) -> a policy in training mode whose stacks are recorded, and the recorders."""
+
+    def build(kind: str) -> tuple[Any, list[GraphedForward]]:
+        monkeypatch.setattr(graphs, "record", record)
+        monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (None, dict, record))
+        policy = tiny_policy(kind).train()
+        policy.use_cuda_graphs()
+        return policy, [stack.forward for stack in policy._stacks()]
+
+    return build
+
+
+def gradients(policy: Any, loss: torch.Tensor) -> list[torch.Tensor]:
+    policy.zero_grad()
+    loss.backward()
+    return [p.grad for p in policy.parameters() if p.grad is not None]
+
+
+def step(policy: Any, batch: Any, args: Any, number: int) -> torch.Tensor:
+    output = Method(args).step(policy, batch, Scorer(policy, RewardSet("click_rate")), Randomness(0, number))
+    return torch.stack([term.weight * term.total for term in output.terms]).sum()
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replayed_steps_are_plain_steps(graphed, tiny_policy, tiny_batch, settings, kind):
+    """Several steps of one shape: masks and positions of rows that share a sequence are inputs, not recorded values."""
+    policy, stacks = graphed(kind)
+    plain, args = tiny_policy(kind).train(), settings(num_samples=4)
+    batch = tiny_batch(policy)
+    for number in range(3):
+        assert_same(
+            gradients(policy, step(policy, batch, args, number)), gradients(plain, step(plain, batch, args, number))
+        )
+    assert [len(stack.graphs) for stack in stacks] == [1] * len(stacks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind):
+    """The second pass must not overwrite the activations of the first."""
+    policy, _ = graphed(kind)
+    plain = tiny_policy(kind).train()
+    batch = tiny_batch(policy)
+    target = batch.target
+    other = Row(target.ids.flip(0), target.keep_mask.flip(0), target.keep_mask.flip(0))
+    row = Row(target.ids, target.keep_mask, target.keep_mask)
+
+    def loss(model: Any) -> torch.Tensor:
+        [first], [second] = model.predict(batch.source, [row]), model.predict(batch.source, [other])
+        return first.square().sum() + 3 * second.square().sum()
+
+    for _ in range(2):
+        assert_same(gradients(policy, loss(policy)), gradients(plain, loss(plain)))
+
+
+def test_without_gradient_and_in_generation_nothing_is_recorded(graphed, tiny_batch, settings):
+    from semioffline.decoding import Decoding
+
+    policy, stacks = graphed("bart")
+    batch = tiny_batch(policy)
+    with torch.no_grad():
+        policy.predict(batch.source, [Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)])
+    policy.generate(batch.source, Decoding(max_new_tokens=4))
+    policy.eval()
+    policy.predict(batch.source, [Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)])
+    assert not any(stack.graphs for stack in stacks)
+
+
+def test_after_many_shapes_the_rest_runs_without_graphs(graphed, tiny_policy, tiny_batch, monkeypatch, caplog):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    policy, stacks = graphed("llama")
+    plain = tiny_policy("llama").train()
+    batch = tiny_batch(policy)
+    with caplog.at_level(logging.WARNING):
+        for length in (3, 5, 7, 9):
+            row = Row(*(t[:, :length] for t in (batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)))
+            found, expected = (gradients(m, m.predict(batch.source, [row])[0].square().sum()) for m in (policy, plain))
+            assert_same(found, expected)
+    assert len(stacks[0].graphs) == 2
+    assert caplog.text.count("pad_to_multiple_of") == 1
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mistral"])
+@pytest.mark.parametrize("share_prompt", [True, False])
+@torch.no_grad()
+def test_padding_to_a_multiple_leaves_few_shapes_and_the_same_logits(tiny_policy, tiny_batch, kind, share_prompt):
+    policy = tiny_policy(kind, share_prompt=share_prompt)
+    batch = tiny_batch(policy)
+    shapes = set()
+    for stack in policy._stacks():
+        stack.register_forward_pre_hook(
+            lambda module, args, kwargs: shapes.add((*args, kwargs.get("input_ids"))[0].shape[1]), with_kwargs=True
+        )
+    keep = batch.target.keep_mask
+    rows = [
+        Row(batch.target.ids, keep, keep),
+        Row(batch.target.ids.clamp(min=9), keep, keep & (batch.target.words > 2)),
+    ]
+    plain = policy.predict(batch.source, rows)
+    shapes.clear()
+    policy.pad_multiple = 16
+    for found, expected in zip(policy.predict(batch.source, rows), plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert shapes
+    assert all(length % 16 == 0 for length in shapes)
