@@ -2,6 +2,7 @@
 
 import pytest
 
+from rewards.make_golden import PAIRS
 from semioffline.rewards.brio import prepare
 from semioffline.rewards.ptb import split_sentences, split_words
 
@@ -18,6 +19,21 @@ from semioffline.rewards.ptb import split_sentences, split_words
 )
 def test_words(text, words):
     assert split_words(text) == words.split()
+
+
+@pytest.mark.parametrize("brackets", [False, True])
+def test_words_are_those_of_nltk(brackets):
+    """It is asked for every piece between white space once, and for the whole text here."""
+    from nltk.tokenize.destructive import NLTKWordTokenizer
+
+    texts = [text for pair in PAIRS for text in (pair[0], *pair[1])]
+    texts += [
+        "'Tis what I'm gonna do, d'ye see? \"Well, 'no' and 1,000:30 ...\" 'twas (so) [2] -- {x} end.\"",
+        "a . b . c.",
+    ]
+    texts += ["''quoted'' ``text'' he's 'bout more'n whatcha gimme 5.", "e.g. this, i.e. that; U.S. and co.", " ' \" "]
+    for text in texts:
+        assert split_words(text, brackets) == NLTKWordTokenizer().tokenize(text, convert_parentheses=brackets), text
 
 
 def test_brackets_as_the_treebank_writes_them():

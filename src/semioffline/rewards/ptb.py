@@ -25,9 +25,22 @@ def _tokenizer() -> Any:
     return NLTKWordTokenizer()
 
 
+@lru_cache(maxsize=1 << 17)
+def _split_chunk(chunk: str, brackets: bool, first: bool, last: bool) -> list[str]:
+    """What stands between white space, tokenised as a part of a text: its ends are a case of their own."""
+    text = ("" if first else "x ") + chunk + ("" if last else " x")
+    words = _tokenizer().tokenize(text, convert_parentheses=brackets)
+    return words[0 if first else 1 : None if last else -1]
+
+
 def split_words(sentence: str, brackets: bool = False) -> list[str]:
-    """The words of one sentence; with `brackets` a bracket is -LRB-, -RRB- and so on, as in the treebank's files."""
-    return _tokenizer().tokenize(sentence, convert_parentheses=brackets)
+    """The words of one sentence; with `brackets` a bracket is -LRB-, -RRB- and so on, as in the treebank's files.
+
+    The tokenizer is slow, and its rules do not look beyond the next space: each chunk is read once in a process.
+    """
+    chunks = sentence.split()
+    end = len(chunks) - 1
+    return [word for n, chunk in enumerate(chunks) for word in _split_chunk(chunk, brackets, n == 0, n == end)]
 
 
 def split_sentences(text: str) -> list[str]:
