@@ -143,7 +143,7 @@ def test_complementary_masks_cover_every_ordinary_token_once(rate, unit):
 
 
 @pytest.mark.parametrize("unit", ["token", "word"])
-@pytest.mark.parametrize("pattern", ["random", "suffix", "span"])
+@pytest.mark.parametrize("pattern", ["random", "suffix", "span", "mixed"])
 @pytest.mark.parametrize("rate", [0.0, 0.15, 0.4, 0.7, 0.9, 1.0])
 def test_the_expected_share_is_the_rate_in_every_pattern(pattern, rate, unit):
     """20 words or 60 tokens in each of 400 rows. The error of the mean is that of the rows' shares / sqrt(400)."""
@@ -192,7 +192,16 @@ def test_spans_of_words_hide_whole_words():
     assert hidden.any()
 
 
-@pytest.mark.parametrize("pattern", ["random", "complementary", "suffix", "span"])
+def test_rows_of_the_mixed_pattern_have_rates_of_their_own():
+    """Their shares spread over [0, 2 rate], while those of the random pattern stay near the rate."""
+    [mixed], [random] = (chosen(LONG, 0.4, pattern, "token") for pattern in ("mixed", "random"))
+    shares = mixed.float().mean(1)
+    assert shares.std() > 2 * random.float().mean(1).std()
+    assert shares.min() < 0.1
+    assert 0.7 < shares.max() < 0.95
+
+
+@pytest.mark.parametrize("pattern", ["random", "complementary", "suffix", "span", "mixed"])
 def test_a_rows_mask_does_not_depend_on_the_padding_of_its_batch(pattern):
     randomness = Randomness(seed=3, step=5)
     alone = text([[-1, *range(20), -1]], lengths=[22])

@@ -47,7 +47,7 @@ class SemiOfflineConfig(TrainingArguments):
         "masked", "What the policy sees where it must decide: masked | full | no_mask | noisy | all | pre."
     )
     noise_rate: float = option(0.3, "observation=noisy: share of the hidden positions that show the static token.")
-    mask_pattern: str = option("random", "Which positions are hidden: random | complementary | suffix | span.")
+    mask_pattern: str = option("random", "Which positions are hidden: random | complementary | suffix | span | mixed.")
     mask_span: float = option(3.0, "mask_pattern=span: mean length of a run of hidden tokens (or words).")
     mask_rate_end: float | None = option(None, "mask_rate goes to this value, in a straight line over training.")
     refresh_every: int = option(

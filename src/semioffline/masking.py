@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pad_sequence
 from semioffline.types import Observation, Randomness, Text
 
 MASK_UNITS = ("token", "word")
-MASK_PATTERNS = ("random", "complementary", "suffix", "span")
+MASK_PATTERNS = ("random", "complementary", "suffix", "span", "mixed")
 OBSERVATIONS = ("masked", "full", "no_mask", "noisy", "all", "pre")
 
 
@@ -36,13 +36,16 @@ def choose_hidden(
 
     random: each unit (token or word) by itself, with probability `rate`. complementary: that mask and all the other
     ordinary positions, so that the two cover each one once. suffix: as many units as the random mask has, but the last
-    ones. span: runs of `span` units on average. The expected share is `rate` in every pattern (of the first mask in
-    "complementary"), and the numbers of a row decide for it alone.
+    ones. span: runs of `span` units on average. mixed: as random, but each row has a rate of its own, so that contexts
+    with few masks, which are like those of decoding, are among those that are trained. The expected share is `rate` in
+    every pattern (of the first mask in "complementary"), and the numbers of a row decide for it alone.
     """
     if pattern == "suffix":
         return [_suffix(text, rate, uniforms, unit)]
     if pattern == "span":
         return [_spans(text, rate, uniforms, unit, span)]
+    if pattern == "mixed":
+        return [_random(text, _own_rates(text, rate, uniforms), uniforms, unit)]
     hidden = _random(text, rate, uniforms, unit)
     return [hidden, text.ordinary & ~hidden] if pattern == "complementary" else [hidden]
 
@@ -51,6 +54,16 @@ def _random(text: Text, rate: float | Tensor, uniforms: Tensor, unit: str) -> Te
     if unit == "word":
         uniforms = uniforms.gather(1, _word_starts(text.words))
     return (uniforms < rate) & text.ordinary
+
+
+def _own_rates(text: Text, rate: float, uniforms: Tensor) -> Tensor:
+    """(B, 1) rates with mean `rate`: uniform over [0, 2 rate], or over [2 rate - 1, 1] where that would pass 1.
+
+    A row's number is that of its last token, which is EOS: it is never hidden, so the number decides nothing else.
+    """
+    last = text.keep_mask.sum(1, keepdim=True).clamp(min=1) - 1
+    low, high = max(0.0, 2.0 * rate - 1.0), min(1.0, 2.0 * rate)
+    return low + (high - low) * uniforms.gather(1, last)
 
 
 def _suffix(text: Text, rate: float, uniforms: Tensor, unit: str) -> Tensor:
