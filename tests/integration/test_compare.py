@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 
 from semioffline.cli import main
+from semioffline.cli.compare import OWN, CompareOptions
+from semioffline.cli.compare import _by_method as by_method
+from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
+from semioffline.config import SemiOfflineConfig
 from semioffline.evaluation import paired_p_value
 from semioffline.report import table
 
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("compare-*.yaml"))
 FLAGS = ["--task", "ads", "--limit", "24", "--methods", "mft", "semi_offline", "--start_steps", "3", "--device", "cpu"]
 FLAGS += ["--num_samples", "4", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3", "--evaluations", "2"]
 
@@ -124,6 +129,18 @@ def test_mistakes(tmp_path, capsys, flags, part):
     err = capsys.readouterr().err
     assert part in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_parse(path):
+    """Every setting of every method, too."""
+    types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
+    flags = ["--config", str(path), "--output_dir", "unused", "--use_cpu", "true", "--bf16", "false"]
+    _, _, options, args = parse("compare", types, flags, {"reward": ["rouge"]})
+    own = by_method(options, args)
+    assert {"start", *options.methods} == own.keys()
+    for settings in own.values():
+        parse("compare", types, [*flags, *_as_flags({k: v for k, v in settings.items() if k not in OWN})])
 
 
 def test_paired_bootstrap_sees_a_shift_that_the_spread_hides():

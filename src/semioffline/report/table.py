@@ -9,6 +9,7 @@ from rich.table import Table
 Cell = str
 CAPTION = (
     "On the test inputs, with a 95 % bootstrap interval; * differs from {reference} (paired bootstrap, p < 0.05). "
+    "Validation: the best reward there, by which settings are chosen. "
     "Matched after: the seconds until {reference} first had, on validation, the best reward of this method."
 )
 
@@ -16,7 +17,7 @@ CAPTION = (
 def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
     """(header, lines) of a comparison.json."""
     metrics = comparison["metrics"]
-    header = ["method", "seeds", *metrics, "FP / input", "steps", "seconds", "matched after", "peak MB"]
+    header = ["method", "seeds", *metrics, "validation", "FP / input", "steps", "seconds", "matched after", "peak MB"]
     lines = []
     for method, result in comparison["methods"].items():
         percent = comparison["percent"]  # has the metrics that were asked for; those of the surface get no interval
@@ -27,6 +28,7 @@ def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
             method,
             str(len(result["seeds"])),
             *cells,
+            f"{max(point['reward'] for point in result['curve']):.4f}",
             cost,
             f"{result['steps']:.0f}",
             f"{result['seconds']:.1f}",
