@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semioffline import graphs
-from semioffline.graphs import GraphedForward
+from semioffline.graphs import GraphedForward, use_cuda_graphs
 from semioffline.methods.semi_offline import Method
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Randomness, Row
@@ -47,8 +47,8 @@ def graphed(tiny_policy, monkeypatch):
         monkeypatch.setattr(graphs, "record", record)
         monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (None, dict, record))
         policy = tiny_policy(kind).train()
-        policy.use_cuda_graphs()
-        return policy, [stack.forward for stack in policy._stacks()]
+        use_cuda_graphs(policy)
+        return policy, [stack.forward for stack in policy.stacks()]
 
     return build
 
@@ -135,7 +135,7 @@ def test_padding_to_a_multiple_leaves_few_shapes_and_the_same_logits(tiny_policy
     policy = tiny_policy(kind, share_prompt=share_prompt)
     batch = tiny_batch(policy)
     shapes = set()
-    for stack in policy._stacks():
+    for stack in policy.stacks():
         stack.register_forward_pre_hook(
             lambda module, args, kwargs: shapes.add((*args, kwargs.get("input_ids"))[0].shape[1]), with_kwargs=True
         )

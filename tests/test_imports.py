@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ),
     ({"data", "scoring", "candidates", "methods", "limits"},),
     ({"config", "trainer", "evaluation", "run_log"},),
-    ({"comparison"},),
+    ({"comparison", "bench"},),
     ({"report", "cli", "__main__"},),
 )
 """errors <- types <- masking, ... <- policy, ... · rewards, tasks <- data, ... <- trainer, ... <- report, cli.

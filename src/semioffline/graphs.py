@@ -1,4 +1,4 @@
-"""CUDA graphs of an encoder or a decoder: a step of many small kernels is launched as one.
+"""A faster trunk: compiled layers, and CUDA graphs, in which a step of many small kernels is launched as one.
 
 At small batches a large model's step takes as long as the host needs to launch its kernels, whatever their size. A
 graph is recorded once for each shape of the inputs and then replayed, forward and backward. Everything around it (the
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from semioffline.errors import UserError
 
 logger = logging.getLogger(__name__)
 MOST = 12
@@ -119,3 +121,38 @@ class GraphedForward:
     @property
     def _device(self) -> str:
         return next(self.module.parameters()).device.type
+
+
+def compile_layers(policy: Any, **options: Any) -> None:
+    """torch.compile the layers of the trunk, each by itself: they are alike, so one or two compilations serve all.
+
+    What stands around them (how rows are laid out, the positions that are wanted) changes with every batch.
+    """
+    policy.layers_are_compiled = True
+    for stack in policy.stacks():
+        for blocks in [module for module in stack.modules() if isinstance(module, nn.ModuleList)]:
+            for block in blocks:
+                block.compile(**options)
+
+
+def use_cuda_graphs(policy: Any) -> None:
+    """Replay the passes of a policy's encoder and decoder."""
+
+    def at_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
+        """With the positions among the arguments: a graph must know every tensor that it reads."""
+
+        def run(*args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
+            policy.positions = positions
+            return forward(*args, **kwargs)
+
+        return run
+
+    def extra() -> dict[str, Tensor]:
+        return {} if policy.positions is None else {"positions": policy.positions}
+
+    for stack in policy.stacks():
+        dropped = getattr(stack, "layerdrop", 0.0)
+        if dropped > 0:
+            raise UserError(f"cuda_graphs replays every layer, but layerdrop={dropped} leaves some out: set it to 0")
+        if not isinstance(stack.forward, GraphedForward):
+            stack.forward = GraphedForward(stack, at_positions(stack.forward), extra)

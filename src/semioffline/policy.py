@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -16,8 +16,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from semioffline.codec import Codec, Encoded
 from semioffline.cost import Meter
 from semioffline.decoding import Decoding
-from semioffline.errors import UserError
-from semioffline.graphs import GraphedForward
 from semioffline.layout import (
     Layout,
     block_mask,
@@ -81,12 +79,14 @@ class Policy(Codec, nn.Module):
         pad_id = tokenizer.pad_token_id
         self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
         self.share_prompt = share_prompt and takes_block_mask(base)
+        self.layers_are_compiled = False
         self.pad_multiple = 1
         """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
         self.value_head: nn.Linear | None = None
         self._selected: Tensor | None = None
-        self._positions: Tensor | None = None
+        self.positions: Tensor | None = None
+        """Of the tokens of several rows in one sequence of a decoder, while it runs."""
         self._states: Tensor | None = None
         self._runner: Callable[..., Any] | None = None
         self.meter = Meter(base.get_decoder(), base.get_encoder() if self.is_encoder_decoder else None)
@@ -135,39 +135,8 @@ class Policy(Codec, nn.Module):
         if is_peft(self.model):
             self.base.enable_input_require_grads()
 
-    def compile_layers(self, **options: Any) -> None:
-        """torch.compile the layers of the trunk, each by itself: they are alike, so one or two compilations serve all.
-
-        What stands around them (how rows are laid out, the positions that are wanted) changes with every batch.
-        """
-        for stack in self._stacks():
-            for blocks in [module for module in stack.modules() if isinstance(module, nn.ModuleList)]:
-                for block in blocks:
-                    block.compile(**options)
-
-    def use_cuda_graphs(self) -> None:
-        """Replay the encoder's and the decoder's passes as CUDA graphs (see `graphs`)."""
-        for stack in self._stacks():
-            if getattr(stack, "layerdrop", 0.0) > 0:
-                raise UserError(
-                    f"cuda_graphs replays every layer, but layerdrop={stack.layerdrop} leaves some out: set 0"
-                )
-            if not isinstance(stack.forward, GraphedForward):
-                stack.forward = GraphedForward(stack, self._at_positions(stack.forward), self._extra_inputs)
-
-    def _at_positions(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A stack's forward with the positions among its arguments, as a graph needs all tensors that it reads."""
-
-        def run(*args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
-            self._positions = positions
-            return forward(*args, **kwargs)
-
-        return run
-
-    def _extra_inputs(self) -> dict[str, Tensor]:
-        return {} if self._positions is None else {"positions": self._positions}
-
-    def _stacks(self) -> list[Any]:
+    def stacks(self) -> list[Any]:
+        """The decoder, and the encoder where there is one."""
         return [self.base.get_decoder(), *([self.base.get_encoder()] if self.is_encoder_decoder else [])]
 
     def max_positions(self) -> int | None:
@@ -254,7 +223,7 @@ class Policy(Codec, nn.Module):
         more: dict[str, Any] = {}
         if together:
             more["decoder_attention_mask"] = self._block_mask(layout)
-            self._positions = send(layout.positions[0], self.device)
+            self.positions = send(layout.positions[0], self.device)
         elif len(rows) > 1:
             states = states.repeat(len(rows), 1, 1)
             mask = None if mask is None else mask.repeat(len(rows), *[1] * (mask.dim() - 1))
@@ -269,7 +238,7 @@ class Policy(Codec, nn.Module):
                 **more,
             )
         finally:
-            self._positions = None
+            self.positions = None
 
     def _source_mask(self, keep: Tensor) -> Tensor | None:
         """What the encoder and the attention to it must see. Without padding there is no mask: the fastest kernels take
@@ -355,8 +324,8 @@ class Policy(Codec, nn.Module):
 
     def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Rows in one sequence: each starts at position 0."""
-        if self._positions is not None:
-            kwargs = kwargs | {"position_ids": self._positions}
+        if self.positions is not None:
+            kwargs = kwargs | {"position_ids": self.positions}
         return args, kwargs
 
     # ---- generation ----
@@ -371,21 +340,28 @@ class Policy(Codec, nn.Module):
         ends = self.tokenizer.eos_token_id if own.eos_token_id is None else own.eos_token_id
         training = self.model.training
         self.model.eval()
+        # a cache grows with every token: compiled layers would be compiled again and again
+        stance = torch.compiler.set_stance("force_eager") if self.layers_are_compiled else nullcontext()
         try:
-            out = self.model.generate(
-                input_ids=ids,
-                attention_mask=keep.long(),
-                suppress_tokens=sorted({*(own.suppress_tokens or []), self.mask_id}),
-                pad_token_id=self.pad_id,
-                eos_token_id=ends,
-                use_cache=True,
-                **decoding.generate_kwargs(),
-            )
+            with stance:
+                out = self._generate(ids, keep, ends, decoding)
         finally:
             self.model.train(training)
         new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
         ends = set(ends) if isinstance(ends, list) else {ends}
         return [_until(row, ends, keep_end) for row in new.tolist()]
+
+    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding) -> Tensor:
+        suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
+        return self.model.generate(
+            input_ids=ids,
+            attention_mask=keep.long(),
+            suppress_tokens=sorted(suppressed),
+            pad_token_id=self.pad_id,
+            eos_token_id=ends,
+            use_cache=True,
+            **decoding.generate_kwargs(),
+        )
 
 
 def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:

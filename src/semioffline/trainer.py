@@ -21,6 +21,7 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
+from semioffline.graphs import compile_layers, use_cuda_graphs
 from semioffline.limits import text_limits
 from semioffline.methods import BaseMethod, load_method
 from semioffline.model_setup import disable_dropout
@@ -111,13 +112,13 @@ class SemiOfflineTrainer(Trainer):
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
         if args.torch_compile:
             options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-            self.policy.compile_layers(**{name: value for name, value in options.items() if value is not None})
+            compile_layers(self.policy, **{name: value for name, value in options.items() if value is not None})
         if args.cuda_graphs:
             if args.device.type != "cuda" or args.world_size > 1:
                 raise UserError(
                     f"cuda_graphs needs one CUDA device and one process, not {args.device} x {args.world_size}"
                 )
-            self.policy.use_cuda_graphs()
+            use_cuda_graphs(self.policy)
 
     def _make_scorer(self) -> Scorer:
         """Scoring goes on beside the model where the model is on a device and leaves the cores alone, or where worker

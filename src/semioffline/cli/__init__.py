@@ -14,6 +14,7 @@ COMMANDS = {
     "evaluate": "decode a test set and score it, with confidence intervals",
     "compare": "train several methods from one start for the same budget, and print one table",
     "report": "make the tables of Markdown pages again, from the results that they name",
+    "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError, unknown
-from semioffline.report import table
+from semioffline.report import bench, table
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "comparison": lambda result: f"{table.markdown(result)}\n{table.about(result)}",
+    "bench": lambda result: f"{bench.markdown(result)}\n{table.about(result)}",
 }
 """kind of result -> its Markdown"""
 

@@ -1,0 +1,98 @@
+"""semioffline bench: what a step of every method costs on this machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from semioffline.cli.options import ModelOptions, parse
+from semioffline.cli.run_folder import commit, open_folder, shown_command, versions
+from semioffline.config import option
+
+SMALL: dict[str, Any] = {
+    "models": ["bart-tiny", "llama-tiny"],
+    "shapes": ["tiny"],
+    "num_samples": [2, 16, 64],
+    "steps": 6,
+    "warmup": 2,
+    "window": 2,
+    "batch_size": 8,
+    "candidates": 4,
+    "on_policy_samples": 4,
+}
+
+
+@dataclass
+class BenchOptions:
+    models: list[str] = option(
+        ["bart-large", "t5-large", "pegasus-large", "smollm2-135m"], "Sizes by name (random weights), or folders."
+    )
+    shapes: list[str] = option(["cnndm", "samsum", "squad", "xsum"], "Lengths of the texts: those of the paper's data.")
+    methods: list[str] = option(
+        ["trainer", "ft", "mft", "mft-2", "semi_offline", "brio", "self_critic", "avg"],
+        "What is measured; trainer is Transformers' own, mft-2 is mft with two decoder rows.",
+    )
+    num_samples: list[int] = option([2, 16, 64, 256, 1024], "K of semi_offline.")
+    settings: list[str] = option(["plain"], "plain | compile | graphs | compile+graphs")
+    batch_size: int = option(16, "Inputs in one step.")
+    steps: int = option(20, "Steps that are timed (fewer for methods that generate).")
+    warmup: int = option(8, "Steps before them.")
+    window: int = option(4, "Steps between two looks at the clock; the result is the median of these windows.")
+    candidates: int = option(16, "Candidates of brio.")
+    on_policy_samples: int = option(16, "K of avg.")
+    reward: str = option("rouge", "Reward of the methods that have one.")
+    small: bool = option(False, "Tiny models and texts: two minutes on two cores.")
+    output_dir: str = option("runs/bench", "Where bench.json and the plots go.")
+    reward_workers: int | None = option(None, "As in training.")
+    overlap_rewards: bool = option(True, "As in training.")
+    pad_to_multiple_of: int = option(1, "As in training.")
+    optim: str | None = option(None, "As in training.")
+
+
+def run(argv: list[str]) -> None:
+    from semioffline.bench.measure import Plan
+    from semioffline.bench.measure import run as measure_all
+
+    small = "--small" in argv
+    model, options = parse("bench", [ModelOptions, BenchOptions], argv, SMALL if small else None)
+    folder = open_folder(options.output_dir, resume=True)
+    models = [model.model] if model.model else options.models
+    arguments = {name: getattr(options, name) for name in ("reward_workers", "overlap_rewards", "pad_to_multiple_of")}
+    arguments |= {"optim": options.optim} if options.optim else {}
+    plan = Plan(
+        models=models,
+        shapes=options.shapes,
+        methods=options.methods,
+        samples=options.num_samples,
+        settings=options.settings,
+        batch_size=options.batch_size,
+        warmup=options.warmup,
+        steps=options.steps,
+        window=options.window,
+        candidates=options.candidates,
+        on_policy_samples=options.on_policy_samples,
+        reward=options.reward,
+        device=model.checked_device(),
+        dtype=model.dtype,
+        arguments=arguments,
+    )
+    about = {"command": shown_command("bench", argv), "commit": commit(), "versions": versions()}
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        result = {"kind": "bench", "about": about, "plan": asdict(plan), "rows": rows}
+        (folder / "bench.json").write_text(json.dumps(result, indent=1))
+
+    rows = measure_all(plan, lambda text: print(text, flush=True), keep)
+    _draw(rows, folder)
+
+
+def _draw(rows: list[dict[str, Any]], folder: Path) -> None:
+    try:
+        from semioffline.report.bench import draw
+    except ImportError as error:
+        print(f"no plots: {error}")
+        return
+    paths = draw({"rows": rows}, folder)
+    print(f"{folder / 'bench.json'}; plots: {', '.join(path.name for path in paths) or 'nothing to draw'}")

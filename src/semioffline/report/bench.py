@@ -1,0 +1,87 @@
+"""Step costs as tables and plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """One table for each model and shape: milliseconds of each method, in each setting, with ratios."""
+    rows = [row for row in result["rows"] if "seconds" in row]
+    tables = []
+    for model, shape in dict.fromkeys((row["model"], row["shape"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["shape"]) == (model, shape)]
+        tables.append(_table(Path(model).name, own))
+    failed = [
+        f"- {_name(row)} ({row['model']}, {row['shape']}): {row['error']}" for row in result["rows"] if "error" in row
+    ]
+    return "\n".join([*tables, *failed, ""])
+
+
+def _table(model: str, rows: list[dict[str, Any]]) -> str:
+    settings = list(dict.fromkeys(row["setting"] for row in rows))
+    first = rows[0]
+    lines = [f"**{model}, batch {first['batch_size']}, source {first['source']}, target {first['target']} tokens**", ""]
+    head = ["method", *(f"{s}: ms | x ft | x mft-2 | GB" for s in settings)]
+    cells = " | ".join(head).count("|") + 1
+    lines += [f"| {' | '.join(head)} |", f"|{' --- |' * cells}"]
+    found = {(_name(row), row["setting"]): row for row in rows}
+    for name in dict.fromkeys(_name(row) for row in rows):
+        lines.append(f"| {name} | {' | '.join(_cells(found.get((name, setting))) for setting in settings)} |")
+    return "\n".join([*lines, ""])
+
+
+def _name(row: dict[str, Any]) -> str:
+    return row["method"] + (f", K = {row['samples']}" if row["samples"] else "")
+
+
+def _cells(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "– | – | – | –"
+    ratios = [f"{row[key]:.2f}" if key in row else "–" for key in ("to_ft", "to_mft-2")]
+    memory = f"{row['peak_mb'] / 1024:.1f}" if row["peak_mb"] else "–"
+    return " | ".join([f"{1000 * row['seconds']:.1f}", *ratios, memory])
+
+
+def draw(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Cost against K, and against the length of the target, both in steps of ft."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row for row in result["rows"] if "to_ft" in row]
+    samples: dict[str, list[tuple[float, float]]] = {}
+    lengths: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        model = Path(row["model"]).name
+        if row["method"] == "semi_offline":
+            samples.setdefault(f"{model}, {row['shape']}, {row['setting']}", []).append((row["samples"], row["to_ft"]))
+        if row["samples"] in (0, 16, 64):
+            name = f"{model}, {_name(row)}, {row['setting']}"
+            lengths.setdefault(name, []).append((row["target"], row["to_ft"]))
+    paths = []
+    for name, label, lines, log in (
+        ("cost-samples", "samples K", samples, True),
+        ("cost-length", "target length", lengths, False),
+    ):
+        lines = {key: sorted(points) for key, points in lines.items() if len(points) > 1}
+        if not lines:
+            continue
+        figure, axis = pyplot.subplots(figsize=(7.2, 4.6), layout="constrained")
+        for key, points in lines.items():
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=key)
+        axis.set_xlabel(label)
+        axis.set_ylabel("time of a step / time of an ft step")
+        if log:
+            axis.set_xscale("log", base=2)
+        else:
+            axis.set_yscale("log")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=6)
+        for ending in ("png", "svg"):
+            paths.append(folder / f"{name}.{ending}")
+            figure.savefig(paths[-1], dpi=150)
+        pyplot.close(figure)
+    return paths

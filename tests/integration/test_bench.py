@@ -1,0 +1,107 @@
+"""semioffline bench, with models that take no time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from semioffline.bench.measure import METHODS, Clock, add_ratios
+from semioffline.bench.models import MODELS, SHAPES, Texts, build_policy, build_tokenizer, words
+from semioffline.cli import main
+from semioffline.data import Examples
+from semioffline.report.page import fill
+
+QUICK = "--small --steps 2 --warmup 1 --window 1 --batch_size 2 --candidates 2 --on_policy_samples 2".split()
+
+
+def bench(folder: Path, *flags: str) -> dict[str, Any]:
+    assert main(["bench", *QUICK, "--device", "cpu", "--output_dir", str(folder), *flags]) == 0
+    return json.loads((folder / "bench.json").read_text())
+
+
+def test_every_method_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    result = bench(tmp_path, "--num_samples", "2", "4", "--models", "bart-tiny")
+    rows = result["rows"]
+    assert [r["method"] for r in rows] == [*METHODS[:5], "semi_offline", *METHODS[5:]]
+    assert not [row for row in rows if "error" in row]
+    for row in rows:
+        assert row["seconds"] > 0
+        assert row["tokens_per_second"] == pytest.approx(2 * (48 + 16) / row["seconds"])
+        assert row["peak_mb"] > 10
+    base = next(row for row in rows if row["method"] == "ft")
+    for row in rows:
+        assert row["to_ft"] == pytest.approx(row["seconds"] / base["seconds"])
+    assert [row["seconds_reward"] is not None for row in rows if row["method"] == "semi_offline"] == [True, True]
+    assert capsys.readouterr().out.count(" ms ") >= len(rows)
+    assert (tmp_path / "cost-samples.png").stat().st_size > 1000
+    assert "gpus" in result["about"]["versions"]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: bench.json -->\n<!-- end -->\n")
+    table = [line for line in fill(page).splitlines() if line.startswith("| ")]
+    assert len(table) == 2 + len(rows)  # a head and a line
+    assert {line.count("|") for line in table} == {table[0].count("|")}
+
+
+def test_a_case_that_fails_does_not_cost_the_others(tmp_path: Path) -> None:
+    rows = bench(tmp_path, "--methods", "ft", "--models", "llama-tiny", "--settings", "graphs", "plain")["rows"]
+    assert "cuda_graphs needs one CUDA device" in rows[0]["error"]
+    assert rows[1]["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--shapes", "samsun"], "Did you mean 'samsum'"),
+        (["--methods", "semi_ofline"], "Did you mean 'semi_offline'"),
+        (["--settings", "graph"], "Did you mean 'graphs'"),
+    ],
+)
+def test_names_that_do_not_exist(flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["bench", *QUICK, "--device", "cpu", "--output_dir", str(tmp_path), *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["bart-tiny", "llama-tiny"])
+def test_texts_have_the_lengths_of_the_shape(model: str) -> None:
+    policy, shape = build_policy(model, torch.device("cpu")), SHAPES["tiny"]
+    examples = Examples(Texts(5, shape, words(500), 3), policy, *shape, with_candidates=True, progress=False)
+    for example in examples.examples:
+        assert len(example.source.ids) == shape.source
+        assert len(example.target.ids) == shape.target
+        assert [len(tokens.ids) for tokens in example.candidates] == [shape.target] * 3
+    assert len({example.columns["prompt"] for example in examples.examples}) == 5
+
+
+def test_tokenizers_have_as_many_words_as_the_model() -> None:
+    assert len(set(words(100_000))) == 100_000
+    assert len(build_tokenizer(50_265, True)) == MODELS["bart-large"][1]["vocab_size"]
+
+
+def test_the_clock_looks_at_windows_after_the_warmup() -> None:
+    class State:
+        global_step = 0
+
+    clock, state = Clock(warmup=2, window=3, device="cpu"), State()
+    for step in range(2 + 3 * 4):
+        state.global_step = step
+        clock.on_step_begin(None, state, None)
+        state.global_step = step + 1
+        clock.on_step_end(None, state, None)
+    assert len(clock.seconds) == 4
+
+
+def test_ratios_are_of_the_same_model_shape_and_setting() -> None:
+    def row(setting: str, method: str, seconds: float, mb: float) -> dict[str, Any]:
+        return {"model": "m", "shape": "s", "setting": setting, "method": method, "seconds": seconds, "peak_mb": mb}
+
+    rows = [
+        row("plain", "ft", 1.0, 10),
+        row("plain", "x", 3.0, 15),
+        row("graphs", "ft", 0.5, 8),
+        row("graphs", "x", 1, 8),
+    ]
+    add_ratios(rows)
+    assert [r["to_ft"] for r in rows] == [1, 3, 1, 2]
+    assert [r["memory_to_ft"] for r in rows] == [1, 1.5, 1, 1]
