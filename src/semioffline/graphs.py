@@ -150,6 +150,7 @@ def use_cuda_graphs(policy: Any) -> None:
     def extra() -> dict[str, Tensor]:
         return {} if policy.positions is None else {"positions": policy.positions}
 
+    policy.always_masked = True
     for stack in policy.stacks():
         dropped = getattr(stack, "layerdrop", 0.0)
         if dropped > 0:

@@ -80,6 +80,8 @@ class Policy(Codec, nn.Module):
         self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
         self.share_prompt = share_prompt and takes_block_mask(base)
         self.layers_are_compiled = False
+        self.always_masked = False
+        """Give the model every mask, also where it could do without: it must not choose while a graph is recorded."""
         self.pad_multiple = 1
         """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
@@ -218,7 +220,7 @@ class Policy(Codec, nn.Module):
         rows = [pad_row(row, self.pad_multiple, self.pad_id) for row in rows]
         mask = self._source_mask(source.keep_mask)
         states = self.base.get_encoder()(input_ids=send(source.ids, self.device), attention_mask=mask)[0]
-        together = self.share_prompt and len(rows) > 1
+        together = self.share_prompt and (len(rows) > 1 or self.always_masked)
         layout = side_by_side(rows, self.config.decoder_start_token_id, self.pad_id, together)
         more: dict[str, Any] = {}
         if together:
@@ -243,7 +245,7 @@ class Policy(Codec, nn.Module):
     def _source_mask(self, keep: Tensor) -> Tensor | None:
         """What the encoder and the attention to it must see. Without padding there is no mask: the fastest kernels take
         none. One that is complete already spares the model a look at its values, for which the host would wait."""
-        if not keep.is_cuda and keep.all():
+        if not keep.is_cuda and keep.all() and not self.always_masked:
             return None
         if not self.share_prompt:
             return send(keep.long(), self.device)
@@ -261,7 +263,7 @@ class Policy(Codec, nn.Module):
 
     def _run_causal(self, source: Text, rows: list[Row]) -> Tensor:
         """Rows behind one copy of the prompt under a block mask, or (where the model takes none) one sequence each."""
-        if self.share_prompt and len(rows) > 1:
+        if self.share_prompt and (len(rows) > 1 or self.always_masked):
             layout = pack(source, rows, self.pad_id, self.pad_multiple)
             length = layout.ids.shape[1]
             selected = [places(layout.predicts[r], row.wanted, length) for r, row in enumerate(rows)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import statistics
 import tempfile
 import time
@@ -143,6 +144,7 @@ def cases(plan: Plan) -> Iterator[tuple[str, str, str, str, int]]:
 
 def measure(plan: Plan, model: str, shape: Shape, setting: str, method: str, samples: int) -> dict[str, Any]:
     """One case: a fresh model, `warmup` steps, then windows of steps."""
+    os.environ.pop("ACCELERATE_DYNAMO_BACKEND", None)  # what torch_compile in the case before left behind
     slow = method in GENERATES
     warmup, steps, window = (2, 4, 1) if slow else (plan.warmup, plan.steps, plan.window)
     policy = build_policy(model, torch.device(plan.device), getattr(torch, plan.dtype))
