@@ -75,6 +75,7 @@ def run(argv: list[str]) -> None:
     start, rows = prepare(data, model, options, settings, folder, console.print)
     source = data.source(args.seed)
     this = [sys.executable, "-m", "semioffline", "compare"]
+    about = {"command": shown_command("compare", argv), "commit": commit(), "versions": versions(system=False)}
     plan = Plan(
         folder=folder,
         methods=[START, *options.methods],
@@ -96,7 +97,11 @@ def run(argv: list[str]) -> None:
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
-            "about": {"command": shown_command("compare", argv), "commit": commit(), "versions": versions()},
+            "about": {
+                "command": shown_command("compare", argv),
+                "commit": commit(),
+                "versions": versions(system=False),
+            },
         },
     )
     if options.only == "timing":

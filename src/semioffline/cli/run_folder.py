@@ -20,7 +20,8 @@ from semioffline.errors import UserError
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
 
 
-def versions() -> dict[str, Any]:
+def versions(system: bool = True) -> dict[str, Any]:
+    """Of this library, what it stands on, and the machine; without the operating system where others will read it."""
     import torch
 
     found: dict[str, str | None] = {}
@@ -30,8 +31,9 @@ def versions() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    machine = {"python": platform.python_version(), "system": platform.platform(terse=True), "cores": os.cpu_count()}
-    return {"semioffline": __version__} | found | machine | {"gpus": gpus}
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "gpus": gpus}
+    os_name = {"system": platform.platform(terse=True)} if system else {}
+    return {"semioffline": __version__} | found | machine | os_name
 
 
 def commit() -> str | None:
@@ -55,7 +57,7 @@ def shown_command(command: str, argv: list[str]) -> str:
     words, flag = [], ""
     for word in argv:
         if flag in ("--model", "--data_dir", "--output_dir", "--config") and "/" in word:
-            word = f"recipes/{Path(word).name}" if flag == "--config" else Path(word).name
+            word = {"--config": "recipes/", "--output_dir": "runs/"}.get(flag, "") + Path(word).name
         flag = word
         words.append(f"'{word}'" if any(c in word for c in ' {}*$"') else word)
     return " ".join(["semioffline", command, *words])
