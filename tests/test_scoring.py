@@ -17,6 +17,7 @@ import torch
 
 from semioffline.errors import UserError
 from semioffline.reward_pool import _cut, shared_pool, spare_workers
+from semioffline.reward_worker import Group
 from semioffline.scoring import RewardError, RewardSet, Scorer, describe
 from semioffline.types import Samples
 
@@ -286,6 +287,16 @@ def test_rows_of_equal_rewards_are_counted_as_such_whatever_the_rounding(reward,
     assert describe(torch.full((4, many), reward))["frac_reward_zero_std"] == 1
 
 
+def test_nan_is_told_once_and_none_never(caplog, monkeypatch):
+    monkeypatch.setattr("semioffline.reward_calls._WARNED", set())
+    with caplog.at_level(logging.WARNING):
+        RewardSet(returning([1.0, None, 2.0]))(COLUMNS)
+        assert not caplog.text
+        for _ in range(2):
+            RewardSet(returning([NAN, None, torch.tensor(NAN)]))(COLUMNS)
+    assert caplog.text.count("the reward function 'odd' returned NaN for 2 of 3 samples: they are left out") == 1
+
+
 # ---- identical samples ----
 
 
@@ -456,20 +467,27 @@ def _runs(pid):
 
 
 def test_chunks_are_even_and_hold_every_sample_once():
-    tokens = [np.full((many, 3), b, dtype=np.int32) for b, many in enumerate([50, 1, 0, 7, 64])]
-    columns = {"references": [[str(b)] for b in range(5)]}
-    chunks = _cut(tokens, [0, 1, 2, 3, 4], columns, 5)
-    sizes = [sum(many for _, _, many in head["groups"]) for head, _ in chunks]
-    assert sum(sizes) == 122
-    assert max(sizes) - min(sizes) <= 1
-    found = np.concatenate([np.frombuffer(ids, np.int32) for _, ids in chunks]).reshape(-1, 3)
-    assert np.array_equal(found, np.concatenate(tokens))
-    for head, _ in chunks:
-        assert head["columns"]["references"] == [[str(row)] for row, _, _ in head["groups"]]
+    sizes = [50, 1, 0, 7, 64]
+    draws = [(np.arange(3 * many) + 1000 * b).reshape(3, many).astype(np.int32) for b, many in enumerate(sizes)]
+    groups = [Group(b, np.arange(6), np.array([1, 2, 4]), own) for b, own in enumerate(draws)]
+    chunks = _cut(groups, {"references": [[str(b)] for b in range(5)]}, 5)
+    found: dict[int, list] = {b: [] for b in range(5)}
+    counts = []
+    for head, payload in chunks:
+        assert head["columns"]["references"] == [[str(group[0])] for group in head["groups"]]
+        left = np.frombuffer(payload, np.int32)
+        for row, _, places, many in head["groups"]:
+            found[row].append(left[: len(places) * many].reshape(len(places), many))
+            left = left[len(places) * many :]
+        assert not len(left)
+        counts.append(sum(group[3] for group in head["groups"]))
+    assert max(counts) - min(counts) <= 1
+    for b, own in enumerate(draws):
+        assert np.array_equal(np.concatenate([np.zeros((3, 0), np.int32), *found[b]], axis=1), own)
 
 
 def test_few_samples_are_not_spread_over_many_workers():
-    assert len(_cut([np.zeros((10, 3), np.int32)], [0], {}, 14)) == 1
+    assert len(_cut([Group(0, np.arange(3), np.array([1]), np.zeros((1, 10), np.int32))], {}, 14)) == 1
 
 
 def test_cores_to_spare(monkeypatch):

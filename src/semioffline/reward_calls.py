@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from semioffline.errors import UserError
 from semioffline.rewards import RewardFunction
 from semioffline.rewards.limits import time_limit
+
+
+logger = logging.getLogger(__name__)
 
 
 class RewardError(UserError):
@@ -70,9 +74,19 @@ def check(name: str, out: Any, number: int) -> list[float]:
         )
     if len(out) != number:
         raise RewardError(f"the reward function '{name}' returned {len(out)} values for {number} samples")
-    if set(map(type, out)) == {float} and not any(map(math.isinf, out)):  # nearly always
+    if set(map(type, out)) == {float} and math.isfinite(sum(out)):  # nearly always
         return list(out)
-    return [_number(name, row, value) for row, value in enumerate(out)]
+    values = [_number(name, row, value) for row, value in enumerate(out)]
+    missing = sum(map(math.isnan, values)) - sum(value is None for value in out)
+    if missing and name not in _WARNED:
+        _WARNED.add(name)
+        logger.warning(
+            "the reward function '%s' returned NaN for %d of %d samples: they are left out", name, missing, number
+        )
+    return values
+
+
+_WARNED: set[str] = set()
 
 
 def _number(name: str, row: int, value: Any) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from semioffline.reward_worker import encode_message, read_message
+from semioffline.reward_worker import Group, encode_message, read_message
 
 MOST = 16
 """More processes than this gain little: a chunk is then scored faster than it is handed over."""
@@ -49,18 +49,16 @@ class RewardPool:
         self,
         tokenizer: str,
         rewards: Sequence[str],
-        tokens: Sequence[np.ndarray],
-        labels: Sequence[int],
+        groups: Sequence[Group],
         columns: dict[str, list[Any]],
         timeout: float | None = None,
     ) -> Callable[[], list[np.ndarray]]:
         """Hand out the work. What comes back must be called: it gives, for each reward, the values of all samples.
 
-        tokenizer: the JSON of a fast one; tokens: arrays (samples, T) of token ids, each of one input, whose number in
-        `columns` stands in `labels`.
+        tokenizer: the JSON of a fast one; columns: one value for each input.
         """
         asked = {"rewards": list(rewards), "timeout": timeout}
-        chunks = _cut(tokens, labels, columns, self.number)
+        chunks = _cut(groups, columns, self.number)
         try:
             requests = [encode_message(asked | head, ids) for head, ids in chunks]
         except TypeError as error:
@@ -127,23 +125,23 @@ class RewardPool:
             worker.stdout.close()  # type: ignore[union-attr]
 
 
-def _cut(
-    tokens: Sequence[np.ndarray], labels: Sequence[int], columns: dict[str, list[Any]], number: int
-) -> list[tuple[dict[str, Any], bytes]]:
-    """Chunks of about equal numbers of samples, in order: what a worker is told of each, and its ids."""
-    starts = np.cumsum([0, *map(len, tokens)]).tolist()
+def _cut(groups: Sequence[Group], columns: dict[str, list[Any]], number: int) -> list[tuple[dict[str, Any], bytes]]:
+    """Chunks of about equal numbers of samples, in order: what a worker is told of each, and the draws."""
+    starts = np.cumsum([0, *(group.draws.shape[1] for group in groups)]).tolist()
     total = starts[-1]
     number = min(number, max(total // LEAST, 1))
     edges = [n * total // number for n in range(number + 1)]
     chunks = []
     for low, high in zip(edges, edges[1:], strict=False):
-        inside = [at for at in range(len(tokens)) if starts[at] < high and starts[at + 1] > low]
-        parts = [tokens[at][max(low - starts[at], 0) : high - starts[at]] for at in inside]
-        head = {
-            "groups": [[labels[at], part.shape[1], len(part)] for at, part in zip(inside, parts, strict=True)],
-            "columns": {name: [values[labels[at]] for at in inside] for name, values in columns.items()},
-        }
-        chunks.append((head, b"".join(part.tobytes() for part in parts)))
+        inside = [at for at in range(len(groups)) if starts[at] < high and starts[at + 1] > low]
+        parts = [groups[at].draws[:, max(low - starts[at], 0) : high - starts[at]] for at in inside]
+        own = [groups[at] for at in inside]
+        told = [
+            [group.row, group.static.tolist(), group.places.tolist(), part.shape[1]]
+            for group, part in zip(own, parts, strict=True)
+        ]
+        needed = {name: [values[group.row] for group in own] for name, values in columns.items()}
+        chunks.append(({"groups": told, "columns": needed}, b"".join(part.tobytes() for part in parts)))
     return chunks
 
 

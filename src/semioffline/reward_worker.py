@@ -1,11 +1,11 @@
-"""One process of the reward pool: reads token ids, decodes them, scores them with built-in rewards, writes the values.
+"""One process of the reward pool: completes and decodes samples, scores them with built-in rewards, writes the values.
 
 python -m semioffline.reward_worker is started by `reward_pool` and talks through its standard input and output. It
 loads neither torch nor the user's program, and ends when its input does.
 
 A message is two lengths (unsigned, 4 bytes each), a JSON text and bytes. Asked: {"rewards": names, "timeout": seconds,
-"groups": [[row, tokens, samples], ...], "columns": {name: one value a group}} with the groups' ids (int32), or
-{"tokenizer": JSON}. Answered: {} with the values (float64, reward after reward), or {"error": text}.
+"groups": [[row, static ids, places, samples], ...], "columns": {name: one value a group}} with the groups' draws
+(int32), or {"tokenizer": JSON}. Answered: {} with the values (float64, reward after reward), or {"error": text}.
 """
 
 from __future__ import annotations
@@ -15,11 +15,31 @@ import os
 import signal
 import struct
 import sys
-from array import array
 from functools import cache
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 LENGTHS = struct.Struct("<II")
+
+
+class Group(NamedTuple):
+    """Samples that share a text but for the tokens at some places."""
+
+    row: int
+    """The input that they belong to."""
+    static: np.ndarray
+    """(T,) the text's token ids."""
+    places: np.ndarray
+    """(m,) where the samples have tokens of their own."""
+    draws: np.ndarray
+    """(m, K) these tokens, int32."""
+
+    def ids(self) -> list[list[int]]:
+        """K complete samples."""
+        whole = np.repeat(self.static[None], self.draws.shape[1], axis=0)
+        whole[:, self.places] = self.draws.T
+        return whole.tolist()
 
 
 def encode_message(head: dict[str, Any], payload: bytes = b"") -> bytes:
@@ -47,18 +67,19 @@ def score(tokenizer: Any, asked: dict[str, Any], payload: bytes) -> bytes:
     """The values of one message."""
     from semioffline.reward_calls import call_once, repeat
 
-    ids, tokens, start = [], array("i", payload).tolist(), 0
-    for _, length, many in asked["groups"]:
-        ids += [tokens[start + k * length : start + (k + 1) * length] for k in range(many)]
-        start += length * many
+    groups, start = [], 0
+    for row, static, places, many in asked["groups"]:
+        end = start + 4 * len(places) * many
+        draws = np.frombuffer(payload[start:end], np.int32).reshape(len(places), many)
+        groups.append(Group(row, np.array(static, np.int32), np.array(places, np.int64), draws))
+        start = end
+    ids = [sample for group in groups for sample in group.ids()]
     texts = [text.strip() for text in tokenizer.decode_batch(ids, skip_special_tokens=True)]
-    counts = [many for _, _, many in asked["groups"]]
+    counts = [group.draws.shape[1] for group in groups]
     columns = repeat(asked["columns"], counts) | {"completions": texts}
-    rows = [row for row, _, many in asked["groups"] for _ in range(many)]
-    values = array("d")
-    for name in asked["rewards"]:
-        values.extend(call_once(name, _reward(name), columns, rows, asked["timeout"]))
-    return values.tobytes()
+    rows = [group.row for group, many in zip(groups, counts, strict=True) for _ in range(many)]
+    values = [call_once(name, _reward(name), columns, rows, asked["timeout"]) for name in asked["rewards"]]
+    return np.array(values, np.float64).tobytes()
 
 
 def main() -> None:

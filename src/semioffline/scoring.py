@@ -22,6 +22,7 @@ from semioffline.losses import equal_rewards
 from semioffline.policy import Policy
 from semioffline.reward_calls import RewardError, call, call_once, check, columns_for, raised, reward_columns
 from semioffline.reward_pool import PoolError, shared_pool
+from semioffline.reward_worker import Group
 from semioffline.rewards import REWARDS, RewardFunction, load_reward
 from semioffline.types import Batch, HostCopy, Samples, send
 
@@ -213,14 +214,14 @@ class Scorer:
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
         draws = HostCopy(samples.draws.int())
         if not self.overlap:
-            return self._score(_token_rows(samples, draws.wait().numpy()), 1, batch)
+            return self._score(_groups(samples, draws.wait().numpy()), batch)
         future: Future[Scores] = Future()
 
         def work() -> None:
             try:
                 if self.policy.device.type == "cuda":
                     torch.cuda.set_device(self.policy.device)  # a new thread starts with the first device
-                future.set_result(self._score(_token_rows(samples, draws.wait().numpy()), 1, batch))
+                future.set_result(self._score(_groups(samples, draws.wait().numpy()), batch))
             except BaseException as error:  # raised again where the scores are read
                 future.set_exception(error)
 
@@ -229,69 +230,67 @@ class Scorer:
 
     def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
         """B * K token lists, the K samples of a row together. Waits: what calls this has nothing else to do."""
-        return self._score([np.array([row], dtype=np.int32) for row in ids], many, batch)
+        none = np.zeros(0, np.int64), np.zeros((0, 1), np.int32)
+        return self._score([Group(n // many, np.array(row, np.int32), *none) for n, row in enumerate(ids)], batch)
 
-    def _score(self, tokens: list[np.ndarray], groups: int, batch: Batch) -> Scores:
-        """tokens: arrays of ids (samples, T), `groups` of them for each input."""
+    def _score(self, groups: list[Group], batch: Batch) -> Scores:
         started = time.perf_counter()
         with self._lock:
-            parts = self._values(tokens, groups, batch)
+            parts = self._values(groups, batch)
         rewards = torch.from_numpy(self.reward_set.add(parts)).float().view(len(batch), -1)
         seconds = time.perf_counter() - started
         return Scores(
-            send(rewards, batch.index.device), parts, lambda: self.policy.decode(_token_lists(tokens)), seconds
+            send(rewards, batch.index.device), parts, lambda: self.policy.decode(_token_lists(groups)), seconds
         )
 
-    def _values(self, tokens: list[np.ndarray], groups: int, batch: Batch) -> dict[str, Any]:
+    def _values(self, groups: list[Group], batch: Batch) -> dict[str, Any]:
         """Each reward's values: built-in ones from the workers, meanwhile the others in this process. What fails in a
         worker is left to this process, where it fails again with the message it has without workers."""
         elsewhere = list(self.reward_set.built_in) if self.workers else []
         answers: list[np.ndarray] = []
         try:
-            collect = self._ask_workers(tokens, groups, batch) if elsewhere else None
+            collect = self._ask_workers(groups, batch) if elsewhere else None
             try:
-                parts = self._call(tokens, batch, but=elsewhere)
+                parts = self._call(groups, batch, but=elsewhere)
             finally:
                 answers = collect() if collect is not None else []
         except PoolError as error:
             logger.warning("scoring in this process, because the worker processes could not: %s", error)
-            return self._call(tokens, batch, but=())
+            return self._call(groups, batch, but=())
         return parts | dict(zip(elsewhere, answers, strict=True))
 
-    def _call(self, tokens: list[np.ndarray], batch: Batch, but: Sequence[str]) -> dict[str, Any]:
+    def _call(self, groups: list[Group], batch: Batch, but: Sequence[str]) -> dict[str, Any]:
         """Score in this process."""
         if len(but) == len(self.reward_set.functions):
             return {}
-        ids = _token_lists(tokens)
+        ids = _token_lists(groups)
         many = len(ids) // len(batch)
         columns = reward_columns(batch.columns, self.policy.decode(ids), ids, many)
         return self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)
 
-    def _ask_workers(self, tokens: list[np.ndarray], groups: int, batch: Batch) -> Callable[[], list[np.ndarray]]:
+    def _ask_workers(self, groups: list[Group], batch: Batch) -> Callable[[], list[np.ndarray]]:
         """Have built-in rewards scored in other processes; what comes back gives the values."""
         names = self.reward_set.built_in
         needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
-        labels = [b for b in range(len(batch)) for _ in range(groups)]
         pool, timeout = shared_pool(self.workers), self.reward_set.timeout
-        return pool.start(str(self._tokenizer), list(names.values()), tokens, labels, needed, timeout)
+        return pool.start(str(self._tokenizer), list(names.values()), groups, needed, timeout)
 
 
-def _token_rows(samples: Samples, draws: np.ndarray) -> list[np.ndarray]:
-    """For each row, its (K, T) token ids without padding. draws: (M, K / n)."""
-    static = samples.text.ids.cpu().numpy().astype(np.int32)
-    hidden, lengths = samples.hidden.cpu().numpy(), samples.text.keep_mask.sum(1).tolist()
-    size, many = len(static), draws.shape[1]
-    number = len(hidden) // size
+def _groups(samples: Samples, draws: np.ndarray) -> list[Group]:
+    """Row after row, its samples under each mask. draws: (M, K / n)."""
+    static, hidden = samples.text.ids.cpu().numpy().astype(np.int32), samples.hidden.cpu().numpy()
+    lengths, size = samples.text.keep_mask.sum(1).tolist(), len(static)
     ends = hidden.sum(1).cumsum().tolist()
-    rows = [np.repeat(static[b : b + 1, : lengths[b]], number * many, axis=0) for b in range(size)]
-    for at, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        part, b = divmod(at, size)
-        rows[b][part * many : (part + 1) * many, hidden[at].nonzero()[0]] = draws[start:end].T
-    return rows
+    starts = [0, *ends[:-1]]
+    return [
+        Group(b, static[b, : lengths[b]], hidden[at].nonzero()[0], draws[starts[at] : ends[at]])
+        for b in range(size)
+        for at in range(b, len(hidden), size)
+    ]
 
 
-def _token_lists(tokens: list[np.ndarray]) -> list[list[int]]:
-    return [ids for group in tokens for ids in group.tolist()]
+def _token_lists(groups: list[Group]) -> list[list[int]]:
+    return [ids for group in groups for ids in group.ids()]
 
 
 def describe(rewards: Tensor) -> dict[str, float]:

@@ -322,7 +322,7 @@ class SemiOfflineTrainer(Trainer):
             ids = [shares[n % world][n // world] for n in range(len(examples))]
         metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
         every = [*self.reward_set.functions.values(), *metrics]
-        return measure(self.policy.decode(ids), examples, every, decoding, ids)
+        return measure(self.policy.decode(ids), examples, every, decoding, ids, self.args.device)
 
     # ---- checkpoints ----
 

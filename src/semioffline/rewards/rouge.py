@@ -21,6 +21,8 @@ from semioffline.rewards.contract import check_references, package_version
 VARIANTS = (*(f"rouge{n}" for n in range(1, 10)), "rougeL", "rougeLsum")
 MEAN_VARIANTS = ("rouge1", "rouge2", "rougeL")
 """The three whose mean is called "rouge"."""
+MANY = 16
+"""Completions of one reference from which on they are counted together."""
 MAX_WORDS = 1 << 17
 """Words remembered between calls; far below the 0x110000 characters that exist to name them."""
 
@@ -294,6 +296,11 @@ def score_pairs(
     return {variant: [row[k] for row in rows] for k, variant in enumerate(variants)}
 
 
+def covers(variant: str) -> bool:
+    """Whether `rouge_batch` knows a variant: n-grams up to 4, and ROUGE-L."""
+    return variant == "rougeL" or variant in ("rouge1", "rouge2", "rouge3", "rouge4")
+
+
 class Rouge:
     """The mean of the F-measures of `variants`: added in the order of `variants`, then divided by their number.
 
@@ -334,9 +341,35 @@ class Rouge:
         check_references(completions, references)
         repeated = [c for c, row in zip(completions, references, strict=True) for _ in row]
         flat = [reference for row in references for reference in row]
-        scores = score_pairs(repeated, flat, self.variants, self.use_stemmer)
-        columns = [self._merge([score.fmeasure for score in scores[v]], references) for v in self.variants]
+        columns = [self._merge(values, references) for values in self._measure(repeated, flat)]
         return [_mean(row) for row in zip(*columns, strict=True)]
+
+    def _measure(self, completions: list[str], references: list[str]) -> list[list[float]]:
+        """For each variant, the F-measure of every pair. A reference with many completions is counted in one go."""
+        places: dict[str, list[int]] = {}
+        for at, reference in enumerate(references):
+            places.setdefault(reference, []).append(at)
+        found: list[list[float]] = [[0.0] * len(references) for _ in self.variants]
+        for reference, own in list(places.items()):
+            if len(own) >= MANY and all(map(covers, self.variants)):
+                texts = [completions[at] for at in own]
+                for column, values in zip(found, self._measure_many(texts, reference), strict=True):
+                    for at, value in zip(own, values, strict=True):
+                        column[at] = value
+                del places[reference]
+        rest = [at for own in places.values() for at in own]
+        pairs = [completions[at] for at in rest], [references[at] for at in rest]
+        scores = score_pairs(*pairs, self.variants, self.use_stemmer)
+        for column, variant in zip(found, self.variants, strict=True):
+            for at, score in zip(rest, scores[variant], strict=True):
+                column[at] = score.fmeasure
+        return found
+
+    def _measure_many(self, completions: list[str], reference: str) -> list[list[float]]:
+        from semioffline.rewards.rouge_batch import f_measures  # with numpy, which a single pair does not need
+
+        values = f_measures(completions, reference, self.variants, partial(_vocabulary, self.use_stemmer))
+        return [column.tolist() for column in values]
 
     def _merge(self, values: list[float], references: list[list[str]]) -> list[float]:
         """One value per completion from one value per reference."""
