@@ -40,6 +40,7 @@ REWARDS: dict[str, Callable[[], RewardFunction]] = {
     "lmqg_rougeL": _make("lmqg", "LmqgRougeL"),
     "bleu": _make("bleu", "SentenceBleu"),
     "corpus_bleu": _make("bleu", "CorpusBleu"),
+    "bleu_rougeL": _function("semioffline.tasks.squad_qg", "bleu_rougeL"),
     "chrf": _make("chrf", "SentenceChrf"),
     "meteor": _make("meteor", "Meteor"),
     "corpus_meteor": _make("meteor", "CorpusMeteor"),

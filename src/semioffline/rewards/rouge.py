@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache, partial, reduce
 from importlib import import_module
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, chain, count, pairwise
 from operator import add
 from typing import Any, Literal, NamedTuple
 
@@ -341,35 +341,33 @@ class Rouge:
         check_references(completions, references)
         repeated = [c for c, row in zip(completions, references, strict=True) for _ in row]
         flat = [reference for row in references for reference in row]
-        columns = [self._merge(values, references) for values in self._measure(repeated, flat)]
-        return [_mean(row) for row in zip(*columns, strict=True)]
+        first, *others = (self._merge(values, references) for values in self._measure(repeated, flat))
+        for values in others:
+            first = list(map(add, first, values))
+        return [total / len(self.variants) for total in first]
 
     def _measure(self, completions: list[str], references: list[str]) -> list[list[float]]:
-        """For each variant, the F-measure of every pair. A reference with many completions is counted in one go."""
+        """For each variant, the F-measure of every pair. References with many completions are counted in one go."""
         places: dict[str, list[int]] = {}
         for at, reference in enumerate(references):
             places.setdefault(reference, []).append(at)
+        together = {r: own for r, own in places.items() if len(own) >= MANY and all(map(covers, self.variants))}
+        rest = [at for reference, own in places.items() if reference not in together for at in own]
         found: list[list[float]] = [[0.0] * len(references) for _ in self.variants]
-        for reference, own in list(places.items()):
-            if len(own) >= MANY and all(map(covers, self.variants)):
-                texts = [completions[at] for at in own]
-                for column, values in zip(found, self._measure_many(texts, reference), strict=True):
-                    for at, value in zip(own, values, strict=True):
-                        column[at] = value
-                del places[reference]
-        rest = [at for own in places.values() for at in own]
+        if together:
+            from semioffline.rewards.rouge_batch import Batch  # with numpy, which single pairs do not need
+
+            texts = [[completions[at] for at in own] for own in together.values()]
+            batch, order = Batch(list(together), texts, _vocabulary(self.use_stemmer)), [*chain(*together.values())]
+            for column, variant in zip(found, self.variants, strict=True):
+                for at, value in zip(order, batch.f_measures(variant).tolist(), strict=True):
+                    column[at] = value
         pairs = [completions[at] for at in rest], [references[at] for at in rest]
         scores = score_pairs(*pairs, self.variants, self.use_stemmer)
         for column, variant in zip(found, self.variants, strict=True):
             for at, score in zip(rest, scores[variant], strict=True):
                 column[at] = score.fmeasure
         return found
-
-    def _measure_many(self, completions: list[str], reference: str) -> list[list[float]]:
-        from semioffline.rewards.rouge_batch import f_measures  # with numpy, which a single pair does not need
-
-        values = f_measures(completions, reference, self.variants, partial(_vocabulary, self.use_stemmer))
-        return [column.tolist() for column in values]
 
     def _merge(self, values: list[float], references: list[list[str]]) -> list[float]:
         """One value per completion from one value per reference."""

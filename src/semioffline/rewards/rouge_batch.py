@@ -1,13 +1,13 @@
-"""ROUGE of many completions against one reference, counted for all of them at once.
+"""ROUGE of many completions of few references, counted for all of them at once.
 
-A step scores K samples of each reference. All their words become one array of numbers, of which only the words and
-n-grams of the reference matter. The floating-point operations are those of one pair in the same order, so the values
-are the same to the last bit.
+A step scores K samples of each reference. The words of all texts become one array of numbers, of which only the words
+and n-grams of each text's own reference matter. The floating-point operations are those of one pair in the same order,
+so the values are the same to the last bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,73 +15,95 @@ from rapidfuzz.distance import LCSseq
 
 _SEPARATE = bytes(b if chr(b).isascii() and chr(b).isalnum() else ord(" ") for b in range(256))
 _BETWEEN = b"|"
-"""Stands between texts: no word has it."""
+"""Stands after every text: no word has it."""
 
 
 class Batch:
-    """Completions and their one reference as numbers, one for each word (words of one stem share a number)."""
+    """References and their completions as numbers, one for each word (words of one stem share a number)."""
 
-    def __init__(self, completions: Sequence[str], reference: str, vocabulary: Any):
-        lowered = [text.lower().encode("ascii", "replace").translate(_SEPARATE) for text in (reference, *completions)]
-        words = (b" " + _BETWEEN + b" ").join(lowered).split()
+    def __init__(self, references: Sequence[str], completions: Sequence[Sequence[str]], vocabulary: Any):
+        """completions: for each reference, its own."""
+        texts = [*references, *(text for own in completions for text in own)]
+        lowered = [text.lower().encode("ascii", "replace").translate(_SEPARATE) for text in texts]
+        words = b"".join([text + b" " + _BETWEEN + b" " for text in lowered]).split()
         self.line = "".join(map(vocabulary.__getitem__, words))
         codes = np.frombuffer(self.line.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        ends = np.flatnonzero(codes == ord(vocabulary[_BETWEEN]))
-        self.starts = np.concatenate([[0], ends + 1])
-        self.ends = np.concatenate([ends, [len(codes)]])
-        self.lengths = self.ends - self.starts  # of the reference, then of each completion
-        self.text = np.repeat(np.arange(len(self.starts)), self.lengths + 1)[: len(codes)]
-        own = np.unique(codes[: self.ends[0]])
-        self.numbers = _find(own, codes)
-        """(total,) each word's number among those of the reference, from 1 on; 0 for others and between texts."""
-        self.words = len(own)
+        self.ends = np.flatnonzero(codes == ord(vocabulary[_BETWEEN]))
+        self.starts = np.concatenate([[0], self.ends[:-1] + 1])
+        self.lengths = self.ends - self.starts
+        self.references = len(references)
+        self.group = np.concatenate(
+            [np.arange(self.references), np.repeat(np.arange(self.references), [len(own) for own in completions])]
+        )
+        """(texts,) the reference of each text; a reference's own is itself."""
+        self._number(codes)
+
+    def _number(self, codes: np.ndarray) -> None:
+        """Number the words of each reference from 1 on; every other word, and what stands between texts, is 0."""
+        self.text = np.repeat(np.arange(len(self.ends)), self.lengths + 1)
+        owner = self.group[self.text]
+        head = codes[: self.ends[self.references - 1] + 1]
+        known = np.unique(head)
+        compact = np.zeros(int(codes.max()) + 1, dtype=np.int64)
+        compact[known] = np.arange(len(known))
+        table = np.zeros((self.references, len(known)), dtype=np.int64)
+        inside = head != codes[self.ends[0]]
+        table[owner[: len(head)][inside], compact[head[inside]]] = 1
+        table *= table.cumsum(axis=1)
+        seen = np.zeros(len(compact), dtype=bool)
+        seen[known] = True
+        self.words = int(table.max(initial=0))
+        self.numbers = np.where(seen[codes], table[owner, compact[codes]], 0)
 
     def hits(self, n: int) -> np.ndarray:
-        """For each completion, the sum over n-grams of min(count in completion, count in reference).
+        """For each completion, the sum over n-grams of min(count in completion, count in its reference).
 
         n is at most 4: n-grams are numbered in 64 bits.
         """
-        if not self.words or len(self.numbers) < n:
-            return np.zeros(len(self.lengths) - 1, dtype=np.int64)
-        size = len(self.numbers) - n + 1
+        texts = len(self.ends)
+        size = max(len(self.numbers) - n + 1, 0)
         grams, whole = np.zeros(size, dtype=np.int64), np.ones(size, dtype=bool)
         for k in range(n):
             part = self.numbers[k : k + size]
             grams = grams * (self.words + 1) + part
             whole &= part > 0  # a gram with a foreign word, or over the end of a text, can match nothing
-        grams, texts = grams[whole], self.text[:size][whole]
-        known, counts = np.unique(grams[texts == 0], return_counts=True)
-        found = _find(known, grams)
-        table = np.bincount(texts * (len(known) + 1) + found, minlength=len(self.lengths) * (len(known) + 1))
-        table = table.reshape(len(self.lengths), len(known) + 1)[1:, 1:]
-        return np.minimum(table, counts).sum(axis=1)
+        grams, text = grams[whole], self.text[:size][whole]
+        group, space = self.group[text], (self.words + 1) ** n
+        grams += group * space
+        known = np.unique(grams[text < self.references])  # reference after reference
+        if not len(known):
+            return np.zeros(texts - self.references, dtype=np.int64)
+        found = _find(known, grams, self.references * space)
+        right = found >= 0
+        first = np.searchsorted(known, np.arange(self.references) * space)
+        local = (found - first[group])[right]  # among the n-grams of its own reference
+        width = int(local.max()) + 1
+        table = np.bincount(text[right] * width + local, minlength=texts * width).reshape(texts, width)
+        return np.minimum(table, table[self.group]).sum(axis=1)[self.references :]
 
     def common(self) -> np.ndarray:
-        """For each completion, the length of its longest common subsequence with the reference."""
+        """For each completion, the length of its longest common subsequence with its reference."""
         texts = [self.line[a:b] for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
-        reference, similarity = texts[0], LCSseq.similarity
-        return np.array([similarity(reference, text) for text in texts[1:]], dtype=np.int64)
+        pairs = zip(self.group[self.references :].tolist(), texts[self.references :], strict=True)
+        similarity = LCSseq.similarity
+        return np.array([similarity(texts[group], text) for group, text in pairs], dtype=np.int64)
 
-
-def _find(known: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The place of each value in the sorted array `known`, from 1 on; 0 where it is not there."""
-    if not len(known):
-        return np.zeros(len(values), dtype=np.int64)
-    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    return np.where(known[places] == values, places + 1, 0)
-
-
-def f_measures(
-    completions: Sequence[str], reference: str, variants: Sequence[str], vocabulary: Callable[[], Any]
-) -> list[np.ndarray]:
-    """For each variant, F = 2PR / (P + R) of every completion; 0 without hits. As rouge_score computes it."""
-    batch = Batch(completions, reference, vocabulary())
-    found = []
-    for variant in variants:
+    def f_measures(self, variant: str) -> np.ndarray:
+        """F = 2PR / (P + R) of every completion, 0 without hits; in rouge_score's order of operations."""
         n = 1 if variant == "rougeL" else int(variant[5:])
-        hits = batch.common() if variant == "rougeL" else batch.hits(n)
+        hits = self.common() if variant == "rougeL" else self.hits(n)
         some = hits > 0
-        totals = np.where(some, batch.lengths[1:] - n + 1, 1)
-        precision, recall = hits / totals, hits / max(batch.lengths[0] - n + 1, 1)
-        found.append(2 * precision * recall / np.where(some, precision + recall, 1.0))
-    return found
+        totals = np.where(some, self.lengths[self.references :] - n + 1, 1)
+        wanted = np.where(some, self.lengths[self.group[self.references :]] - n + 1, 1)
+        precision, recall = hits / totals, hits / wanted
+        return 2 * precision * recall / np.where(some, precision + recall, 1.0)
+
+
+def _find(known: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """The place of each value in the sorted array `known`, -1 where it is not there. All numbers are below `size`."""
+    if size <= 1 << 20:
+        table = np.full(size, -1, dtype=np.int64)
+        table[known] = np.arange(len(known))
+        return table[values]
+    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.where(known[places] == values, places, -1)

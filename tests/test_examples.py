@@ -1,0 +1,69 @@
+"""The examples run, and the page on rewards says what works."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from semioffline.cli import COMMANDS
+from semioffline.cli.train import parse_training
+from semioffline.rewards import FAMILIES, REWARDS, load_reward
+from semioffline.scoring import RewardSet
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "start.py")
+PAGE = (ROOT / "docs" / "rewards.md").read_text()
+
+
+def blocks(kind: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == kind]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
+    argv = [str(path), "--start_steps", "2", "--steps", "2", "--output_dir", str(tmp_path)]
+    argv += ["--judge_steps", "2"] if path.stem == "model_reward" else []
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.syspath_prepend(str(path.parent))
+    sys.modules.pop("start", None)
+    runpy.run_path(str(path), run_name="__main__")
+    assert re.search(r"reward +-?\d\.\d{3} -> +-?\d\.\d{3}", capsys.readouterr().out)
+    assert (tmp_path / "metrics.jsonl").is_file()
+
+
+def test_the_page_links_every_example():
+    for path in EXAMPLES:
+        assert f"examples/{path.name}" in PAGE
+
+
+def test_the_page_names_every_reward():
+    names = set(re.findall(r"`([\w:]+)", PAGE))
+    missing = [name for name in REWARDS if name not in names]
+    missing += [family for family in FAMILIES if not any(name.startswith(f"{family}:") for name in names)]
+    assert not missing
+
+
+def test_the_code_of_the_page_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in blocks("python"):
+        exec(code, names)
+    rows = {"prompts": ["p", "q"], "completions": ["buy this now", "a lamp"], "references": [["x"], ["a lamp"]]}
+    for reward in (names["short"], names["Slogan"](["now"]), names["careful"]):
+        sums, parts = RewardSet(reward)(rows)
+        assert len(sums) == 2
+        assert all(len(values) == 2 for values in parts.values())
+    assert load_reward(names["Slogan"](["now"]))[0] == "slogan"
+
+
+def test_the_commands_of_the_page_parse(tmp_path):
+    lines = [line for block in blocks("") for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line.split() for line in lines if line.startswith("semioffline ")]
+    assert len(lines) >= 4
+    for _, command, *words in lines:
+        assert command in COMMANDS
+        if command == "train":
+            parse_training(words[0], [*words[1:], "--device", "cpu"])
