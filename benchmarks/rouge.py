@@ -5,7 +5,10 @@ words are frequent and most are rare and inflected. Ours is the median of severa
 which each distinct word is stemmed, is shown beside it. Seconds are of CPU time, which other work on the machine
 disturbs least; both run on one core. Exits with 1 if any reward differs.
 
-    python benchmarks/rouge.py --output rouge.json
+With --jobs N, two more rows: the same samples as training has them, token ids, scored by N worker processes that decode
+them first. Seconds are then of the clock, for both.
+
+    python benchmarks/rouge.py --jobs 16 --output rouge.json
 """
 
 import argparse
@@ -14,14 +17,17 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate
 from operator import add
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 
+from semioffline.reward_pool import RewardPool
+from semioffline.reward_worker import Group
 from semioffline.rewards.rouge import Rouge
 
 CASES = [
@@ -63,10 +69,12 @@ def make_pairs(args: argparse.Namespace, sentences: int) -> tuple[list[str], lis
     return completions, references
 
 
-def timed(function: Callable[[], list[float]]) -> tuple[float, list[float]]:
-    start = time.process_time()
+def timed(
+    function: Callable[[], list[float]], clock: Callable[[], float] = time.process_time
+) -> tuple[float, list[float]]:
+    start = clock()
     values = function()
-    return time.process_time() - start, values
+    return clock() - start, values
 
 
 def compare(variants: tuple[str, ...], stem: bool, sentences: int, args: argparse.Namespace) -> dict[str, object]:
@@ -99,6 +107,53 @@ def compare(variants: tuple[str, ...], stem: bool, sentences: int, args: argpars
     }
 
 
+def compare_jobs(stem: bool, args: argparse.Namespace) -> dict[str, object]:
+    """rouge_score in this process against token ids that are decoded and scored by worker processes."""
+    completions, references = make_pairs(args, 1)
+    tokens = [text.replace(".", " .").split() for text in completions]
+    ids = {word: number for number, word in enumerate(sorted({word for line in tokens for word in line}))}
+    tokenizer = word_tokenizer(ids)
+    groups = []
+    for row in range(args.references):  # as training hands them over: a text, and what was drawn at its places
+        own = np.array([[ids[w] for w in line] for line in tokens[row * args.samples :][: args.samples]], np.int32)
+        groups.append(Group(row, own[0], np.arange(own.shape[1]), own.T))
+    columns = {"references": [[references[row * args.samples]] for row in range(args.references)]}
+    pool, name = RewardPool(args.jobs), "rouge_stem" if stem else "rouge"
+
+    def score() -> list[float]:
+        return pool.start(tokenizer, [name], groups, columns)()[0].tolist()
+
+    first, values = timed(score, time.perf_counter)
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=stem)
+
+    def theirs() -> list[float]:
+        scores = [scorer.score(r, c) for c, r in zip(completions, references, strict=True)]
+        return [reduce(add, (score[v].fmeasure for v in score)) / 3 for score in scores]
+
+    baseline = [timed(theirs, time.perf_counter) for _ in range(args.baseline_repeats)]
+    seconds = median(timed(score, time.perf_counter)[0] for _ in range(args.repeats))
+    pool.close()
+    reference_seconds = median(time for time, _ in baseline)
+    return {
+        "reward": f"{name} x{args.jobs}",
+        "sentences": 1,
+        "jobs": args.jobs,
+        "rouge_score_s": reference_seconds,
+        "first_call_s": first,
+        "ours_s": seconds,
+        "ratio": reference_seconds / seconds,
+        "first_call_ratio": reference_seconds / first,
+        "max_abs_difference": max(abs(a - b) for a, b in zip(values, baseline[0][1], strict=True)),
+    }
+
+
+def word_tokenizer(ids: dict[str, int]) -> str:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    return Tokenizer(WordLevel(ids, unk_token=".")).to_str()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--references", type=int, default=16)
@@ -106,6 +161,7 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=45, help="words per text")
     parser.add_argument("--repeats", type=int, default=15, help="timed calls of ours after each run of rouge_score")
     parser.add_argument("--baseline-repeats", type=int, default=3, help="timed runs of rouge_score; the median counts")
+    parser.add_argument("--jobs", type=int, default=0, help="worker processes of two more rows; 0 leaves them out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write the results here as JSON")
     args = parser.parse_args()
@@ -114,8 +170,10 @@ def main() -> int:
     head = "{:<15}{:>10}{:>13}{:>12}{:>10}{:>8}{:>10}"
     print(head.format("reward", "sentences", "rouge_score", "first call", "ours", "ratio", "max diff"))
     results = []
-    for variants, stem, sentences in CASES:
-        result = compare(variants, stem, sentences, args)
+    cases = [partial(compare, variants, stem, sentences, args) for variants, stem, sentences in CASES]
+    cases += [partial(compare_jobs, stem, args) for stem in (True, False) if args.jobs]
+    for case in cases:
+        result = case()
         results.append(result)
         line = "{reward:<15}{sentences:>10}{rouge_score_s:>11.3f} s{first_call_s:>10.4f} s{ours_s:>8.4f} s"
         print((line + "{ratio:>7.0f}x{max_abs_difference:>10}").format(**result), flush=True)

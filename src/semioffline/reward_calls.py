@@ -12,7 +12,6 @@ from semioffline.errors import UserError
 from semioffline.rewards import RewardFunction
 from semioffline.rewards.limits import time_limit
 
-
 logger = logging.getLogger(__name__)
 
 
