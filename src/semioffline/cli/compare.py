@@ -97,11 +97,7 @@ def run(argv: list[str]) -> None:
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
-            "about": {
-                "command": shown_command("compare", argv),
-                "commit": commit(),
-                "versions": versions(system=False),
-            },
+            "about": about,
         },
     )
     if options.only == "timing":
