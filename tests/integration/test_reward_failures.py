@@ -118,16 +118,22 @@ GOES_ON: dict[str, tuple[Callable[[list[float]], Any], float, int]] = {
 
 
 @pytest.mark.parametrize("case", GOES_ON)
-def test_samples_without_a_reward_are_left_out_and_counted(case: str, tmp_path: Path) -> None:
+def test_samples_without_a_reward_are_left_out_and_counted(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bad, share, rows = GOES_ON[case]
-    trainer = train(tmp_path, reward=Moody(bad), **SAVED)
+    reward = Moody(bad)
+    reward.name = f"moody, {case}"  # it is told once for each name
+    trainer = train(tmp_path, reward=reward, **SAVED)
     assert trainer.state.global_step == STEPS
     lines = {line["step"]: line for line in read_log(tmp_path) if "loss" in line}
     assert lines[BAD]["frac_reward_none"] == pytest.approx(share)
     assert lines[BAD - 1]["frac_reward_none"] == 0
     assert lines[BAD]["rows_without_reward"] == rows
-    assert ("rewards/moody/mean" in lines[BAD]) == (share < 1)
+    assert (f"rewards/{reward.name}/mean" in lines[BAD]) == (share < 1)
     assert all(torch.isfinite(value).all() for value in weights(trainer).values())
+    told = f"the reward function '{reward.name}' returned NaN for {round(share * 32)} of 32 samples" in caplog.text
+    assert told == ("NaN" in case)  # None is said on purpose
 
 
 def test_a_tensor_is_the_same_as_a_list(whole: dict[str, torch.Tensor], tmp_path: Path) -> None:

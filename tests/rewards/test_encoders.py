@@ -135,3 +135,13 @@ def test_a_real_sentence_encoder_knows_what_words_mean():
     for family in ("similarity", "bertscore"):
         near, far = score(f"{family}:{path}", texts, [["Buy our lamp now."]] * 2)
         assert near > far + 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["bertscore", "similarity"])
+def test_the_same_on_the_gpu(family, folder):
+    before = score(f"{family}:{folder}?batch_size=5")
+    reward = load_reward(f"{family}:{folder}?batch_size=5", device="cuda")[1]
+    assert reward.model.device.type == "cuda"
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert reward(completions=COMPLETIONS, references=REFERENCES) == pytest.approx(before, abs=1e-4)
