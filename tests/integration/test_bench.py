@@ -1,5 +1,6 @@
 """semioffline bench, with models that take no time."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,45 @@ def test_the_clock_looks_at_windows_after_the_warmup() -> None:
         state.global_step = step + 1
         clock.on_step_end(None, state, None)
     assert len(clock.seconds) == 4
+
+
+@pytest.fixture(scope="module")
+def peer() -> Any:
+    """benchmarks/trl_grpo.py: what it does with its measurements needs no TRL."""
+    path = Path(__file__).parents[2] / "benchmarks" / "trl_grpo.py"
+    spec = importlib.util.spec_from_file_location("trl_grpo", path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def curve(*points: tuple[float, float]) -> list[dict[str, float]]:
+    return [{"step": n, "seconds": seconds, "reward": reward} for n, (seconds, reward) in enumerate(points)]
+
+
+def test_time_to_a_reward(peer: Any, tmp_path: Path) -> None:
+    """In a straight line between two looks; the reward is the highest that all reach."""
+    assert peer.time_to(curve((0, 0.1), (10, 0.3), (20, 0.2)), 0.2) == pytest.approx(5)
+    assert peer.time_to(curve((0, 0.1), (10, 0.3)), 0.1) == 0
+    assert peer.time_to(curve((0, 0.1), (10, 0.3)), 0.4) is None
+    results = [
+        {
+            "trainer": "semi_offline",
+            "samples_per_step": 64,
+            "seconds_per_step": 0.2,
+            "curve": curve((0, 0.1), (8, 0.5)),
+        },
+        {"trainer": "grpo", "samples_per_step": 8, "seconds_per_step": 3.0, "curve": curve((0, 0.1), (9, 0.3))},
+    ]
+    summary = peer.summarise(results, None)
+    assert summary["reward"] == 0.3
+    assert [r["seconds_to_reward"] for r in summary["trainers"]] == pytest.approx([4, 9])
+    assert [r["step_ratio"] for r in summary["trainers"]] == pytest.approx([1, 15])
+    versions = {"python": "3", "torch": "2", "transformers": "5", "gpus": [], "cores": 2}
+    about = {"command": "x", "commit": "abc", "versions": versions}
+    (tmp_path / "peer.json").write_text(json.dumps(summary | {"kind": "peer", "about": about}))
+    (tmp_path / "page.md").write_text("<!-- table: peer.json -->\n<!-- end -->\n")
+    assert "| grpo | 8 | 3000 | 15.0 | 9.0 |" in fill(tmp_path / "page.md")
 
 
 def test_ratios_are_of_the_same_model_shape_and_setting() -> None:
