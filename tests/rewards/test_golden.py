@@ -63,7 +63,8 @@ def test_corpus_bleu():
     expected = sacrebleu.corpus_bleu(COMPLETIONS, streams)
     assert corpus_value(metric.statistics(COMPLETIONS, REFERENCES), metric.corpus_score) == close(expected.score / 100)
     assert score("corpus_bleu") == score("bleu")  # as a reward: the sentence form
-    assert metric.signature == "bleu|nrefs:var|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0|level:corpus|refs:all"
+    kind = f"bleu|nrefs:var|case:mixed|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+    assert metric.signature == f"{kind}|level:corpus|refs:all"
 
 
 def test_chrf():
