@@ -26,6 +26,7 @@ from statistics import median
 import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 
+from semioffline.cli.run_folder import commit, versions
 from semioffline.reward_pool import RewardPool
 from semioffline.reward_worker import Group
 from semioffline.rewards.rouge import Rouge
@@ -179,7 +180,13 @@ def main() -> int:
         print((line + "{ratio:>7.0f}x{max_abs_difference:>10}").format(**result), flush=True)
     if args.output:
         settings = {key: value for key, value in vars(args).items() if key != "output"}
-        args.output.write_text(json.dumps({"settings": settings, "results": results}, indent=2) + "\n")
+        about = {
+            "command": f"python benchmarks/rouge.py --jobs {args.jobs}",
+            "commit": commit(),
+            "versions": versions(),
+        }
+        result = {"kind": "rouge", "about": about, "settings": settings, "results": results}
+        args.output.write_text(json.dumps(result, indent=2) + "\n")
     return int(any(result["max_abs_difference"] != 0.0 for result in results))
 
 

@@ -134,7 +134,8 @@ def test_time_to_a_reward(peer: Any, tmp_path: Path) -> None:
 
 def test_ratios_are_of_the_same_model_shape_and_setting() -> None:
     def row(setting: str, method: str, seconds: float, mb: float) -> dict[str, Any]:
-        return {"model": "m", "shape": "s", "setting": setting, "method": method, "seconds": seconds, "peak_mb": mb}
+        case = {"model": "m", "shape": "s", "batch_size": 4, "setting": setting, "method": method}
+        return case | {"seconds": seconds, "peak_mb": mb}
 
     rows = [
         row("plain", "ft", 1.0, 10),

@@ -10,8 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -48,7 +49,7 @@ class Plan:
     methods: list[str]
     samples: list[int]
     settings: list[str]
-    batch_size: int = 16
+    batch_sizes: list[int] = field(default_factory=lambda: [16])
     warmup: int = 8
     steps: int = 20
     window: int = 4
@@ -105,11 +106,11 @@ def run(plan: Plan, say: Callable[[str], None], keep: Callable[[list[dict[str, A
     """Measure every case; `keep` gets all rows so far after each one, so that nothing is lost."""
     rows: list[dict[str, Any]] = []
     logging.getLogger("semioffline.data").setLevel(logging.ERROR)  # texts are cut on purpose
-    for model, shape, setting, method, samples in cases(plan):
-        row = {"model": model, "shape": shape, "setting": setting, "method": method, "samples": samples}
-        row |= {"source": SHAPES[shape].source, "target": SHAPES[shape].target, "batch_size": plan.batch_size}
+    for case in cases(plan):
+        row: dict[str, Any] = case._asdict()
+        row |= {"source": SHAPES[case.shape].source, "target": SHAPES[case.shape].target}
         try:
-            row |= measure(plan, model, SHAPES[shape], setting, method, samples)
+            row |= measure(plan, case)
         except Exception as error:  # a case that fails must not cost the others; it stands in the result with its error
             row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         gc.collect()
@@ -122,7 +123,17 @@ def run(plan: Plan, say: Callable[[str], None], keep: Callable[[list[dict[str, A
     return rows
 
 
-def cases(plan: Plan) -> Iterator[tuple[str, str, str, str, int]]:
+class Case(NamedTuple):
+    model: str
+    shape: str
+    batch_size: int
+    setting: str
+    method: str
+    samples: int
+    """K; 0 for methods that have none."""
+
+
+def cases(plan: Plan) -> Iterator[Case]:
     for name, known, given in (
         ("shape", SHAPES, plan.shapes),
         ("method", METHODS, plan.methods),
@@ -131,32 +142,30 @@ def cases(plan: Plan) -> Iterator[tuple[str, str, str, str, int]]:
         for one in given:
             if one not in known:
                 raise unknown(name, one, known)
-    for model in plan.models:
-        for shape in plan.shapes:
-            for setting in plan.settings:
-                for method in plan.methods:
-                    if method == "trainer" and setting != "plain":
-                        continue
-                    many = {"semi_offline": plan.samples, "avg": [plan.on_policy_samples]}.get(method, [0])
-                    for samples in many:
-                        yield model, shape, setting, method, samples
+    many = {"semi_offline": plan.samples, "avg": [plan.on_policy_samples]}
+    for outer in product(plan.models, plan.shapes, plan.batch_sizes, plan.settings, plan.methods):
+        if outer[-1] == "trainer" and outer[-2] != "plain":
+            continue
+        for samples in many.get(outer[-1], [0]):
+            yield Case(*outer, samples)
 
 
-def measure(plan: Plan, model: str, shape: Shape, setting: str, method: str, samples: int) -> dict[str, Any]:
+def measure(plan: Plan, case: Case) -> dict[str, Any]:
     """One case: a fresh model, `warmup` steps, then windows of steps."""
+    model, method, shape = case.model, case.method, SHAPES[case.shape]
     os.environ.pop("ACCELERATE_DYNAMO_BACKEND", None)  # what torch_compile in the case before left behind
     slow = method in GENERATES
     warmup, steps, window = (2, 4, 1) if slow else (plan.warmup, plan.steps, plan.window)
     policy = build_policy(model, torch.device(plan.device), getattr(torch, plan.dtype))
-    vocabulary = words(5000) if "/" in model else [w for w in words(5000) if w in policy.tokenizer.get_vocab()]
-    texts = Texts(plan.batch_size * (warmup + steps), shape, vocabulary, plan.candidates if method == "brio" else 0)
+    texts = _texts(model, policy, case.batch_size * (warmup + steps), shape, plan.candidates if method == "brio" else 0)
     clock = Clock(warmup, window, plan.device)
     with tempfile.TemporaryDirectory() as folder, peak_memory() as peak:
-        arguments = _arguments(plan, folder, warmup + steps) | SETTINGS[setting]
+        arguments = _arguments(plan, folder, warmup + steps) | SETTINGS[case.setting]
+        arguments |= {"per_device_train_batch_size": case.batch_size}
         if method == "trainer":
             trainer: Any = _plain_trainer(policy, texts, shape, arguments)
         else:
-            trainer = _our_trainer(plan, policy, texts, shape, method, samples, arguments)
+            trainer = _our_trainer(plan, policy, texts, case, arguments)
         trainer.add_callback(clock)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -167,7 +176,7 @@ def measure(plan: Plan, model: str, shape: Shape, setting: str, method: str, sam
         "slowest": max(clock.seconds),
         "windows": len(clock.seconds),
         "window": window,
-        "tokens_per_second": plan.batch_size * (shape.source + shape.target) / seconds,
+        "tokens_per_second": case.batch_size * (shape.source + shape.target) / seconds,
         "peak_mb": peak.get("mb"),
         "reserved_mb": torch.cuda.max_memory_reserved() / 2**20 if plan.device == "cuda" else None,  # with graphs
     }
@@ -177,11 +186,20 @@ def measure(plan: Plan, model: str, shape: Shape, setting: str, method: str, sam
     return row
 
 
+def _texts(model: str, policy: Policy, number: int, shape: Shape, candidates: int) -> Any:
+    if model == "ads":
+        from semioffline.tasks import ads
+
+        return ads.build({"train": number})["train"]
+    known = policy.tokenizer.get_vocab()
+    vocabulary = words(5000) if "/" in model else [word for word in words(5000) if word in known]
+    return Texts(number, shape, vocabulary, candidates)
+
+
 def _arguments(plan: Plan, folder: str, steps: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "max_steps": steps,
-        "per_device_train_batch_size": plan.batch_size,
         "learning_rate": 1e-6,
         "logging_strategy": "no",
         "save_strategy": "no",
@@ -193,12 +211,11 @@ def _arguments(plan: Plan, folder: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _our_trainer(
-    plan: Plan, policy: Policy, texts: Texts, shape: Shape, method: str, samples: int, arguments: dict[str, Any]
-) -> SemiOfflineTrainer:
+def _our_trainer(plan: Plan, policy: Policy, texts: Texts, case: Case, arguments: dict[str, Any]) -> SemiOfflineTrainer:
+    method, shape = case.method, SHAPES[case.shape]
     args = SemiOfflineConfig(
         method="mft" if method == "mft-2" else method,
-        num_samples=max(samples, 2),
+        num_samples=max(case.samples, 2),
         max_prompt_length=shape.source,
         max_completion_length=shape.target,
         log_completions=False,
@@ -232,10 +249,11 @@ def _plain_trainer(policy: Policy, texts: Texts, shape: Shape, arguments: dict[s
 
 def add_ratios(rows: list[dict[str, Any]]) -> None:
     """For each row, its seconds and memory over those of ft and of mft-2 in the same setting."""
-    known = {(r["model"], r["shape"], r["setting"], r["method"]): r for r in rows if "seconds" in r}
+    same = ("model", "shape", "batch_size", "setting")
+    known = {(*(r[key] for key in same), r["method"]): r for r in rows if "seconds" in r}
     for row in rows:
         for name in ("ft", "mft-2"):
-            base = known.get((row["model"], row["shape"], row["setting"], name))
+            base = known.get((*(row[key] for key in same), name))
             if base is None or "seconds" not in row:
                 continue
             row[f"to_{name}"] = row["seconds"] / base["seconds"]
@@ -245,7 +263,7 @@ def add_ratios(rows: list[dict[str, Any]]) -> None:
 
 def describe(row: dict[str, Any]) -> str:
     name = row["method"] + (f" K={row['samples']}" if row["samples"] else "")
-    start = f"{Path(row['model']).name:<14} {row['shape']:<7} {row['setting']:<15} {name:<20}"
+    start = f"{Path(row['model']).name:<14} {row['shape']:<7}{row['batch_size']:>4} {row['setting']:<15} {name:<20}"
     if "error" in row:
         return f"{start} failed: {row['error']}"
     memory = f"{row['peak_mb']:9.0f} MB" if row["peak_mb"] else ""

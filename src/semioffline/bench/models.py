@@ -29,8 +29,9 @@ SHAPES: dict[str, Shape] = {
     "squad": Shape(148, 11),
     "xsum": Shape(431, 23),
     "tiny": Shape(48, 16),
+    "ads": Shape(32, 32),
 }
-"""The paper's four datasets, by the mean lengths of their texts, and one for --small."""
+"""The paper's four datasets, by the mean lengths of their texts; one for --small; the longest texts of the ads task."""
 
 _LARGE = {"d_model": 1024, "encoder_attention_heads": 16, "decoder_attention_heads": 16}
 _LARGE |= {"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "max_position_embeddings": 1024}
@@ -101,9 +102,13 @@ def build_policy(name: str, device: torch.device, dtype: torch.dtype = torch.flo
     """A policy with random weights, or (name is none of ours) one from a folder or the hub."""
     import transformers
 
+    if name == "ads":
+        from semioffline.tasks import ads
+
+        return Policy(ads.build_model(), ads.build_tokenizer()).to(device)
     if name not in MODELS:
         if "/" not in name:
-            raise unknown("model", name, [*MODELS, "NAME/ON-THE-HUB", "path/to/folder"])
+            raise unknown("model", name, [*MODELS, "ads", "NAME/ON-THE-HUB", "path/to/folder"])
         policy = Policy.load(name, dtype=dtype)
         policy.to(device)
         return policy

@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {
     "steps": 6,
     "warmup": 2,
     "window": 2,
-    "batch_size": 8,
+    "batch_size": [8],
     "candidates": 4,
     "on_policy_samples": 4,
 }
@@ -36,7 +36,7 @@ class BenchOptions:
     )
     num_samples: list[int] = option([2, 16, 64, 256, 1024], "K of semi_offline.")
     settings: list[str] = option(["plain"], "plain | compile | graphs | compile+graphs")
-    batch_size: int = option(16, "Inputs in one step.")
+    batch_size: list[int] = option([16], "Inputs in one step.")
     steps: int = option(20, "Steps that are timed (fewer for methods that generate).")
     warmup: int = option(8, "Steps before them.")
     window: int = option(4, "Steps between two looks at the clock; the result is the median of these windows.")
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> None:
         methods=options.methods,
         samples=options.num_samples,
         settings=options.settings,
-        batch_size=options.batch_size,
+        batch_sizes=options.batch_size,
         warmup=options.warmup,
         steps=options.steps,
         window=options.window,

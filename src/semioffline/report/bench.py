@@ -10,9 +10,9 @@ def markdown(result: dict[str, Any]) -> str:
     """One table for each model and shape: milliseconds of each method, in each setting, with ratios."""
     rows = [row for row in result["rows"] if "seconds" in row]
     tables = []
-    for model, shape in dict.fromkeys((row["model"], row["shape"]) for row in rows):
-        own = [row for row in rows if (row["model"], row["shape"]) == (model, shape)]
-        tables.append(_table(Path(model).name, own))
+    for key in dict.fromkeys((row["model"], row["shape"], row["batch_size"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["shape"], row["batch_size"]) == key]
+        tables.append(_table(Path(key[0]).name, own))
     failed = [
         f"- {_name(row)} ({row['model']}, {row['shape']}): {row['error']}" for row in result["rows"] if "error" in row
     ]
@@ -62,6 +62,20 @@ def peer_markdown(result: dict[str, Any]) -> str:
     )
 
 
+def rouge_markdown(result: dict[str, Any]) -> str:
+    """The result of benchmarks/rouge.py."""
+    settings = result["settings"]
+    lines = [f"{settings['references']} references x {settings['samples']} samples of {settings['words']} words", ""]
+    lines += [
+        "| reward | sentences | rouge_score, s | ours, s | times as fast | largest difference |",
+        f"|{' --- |' * 6}",
+    ]
+    for row in result["results"]:
+        seconds = [f"{row['rouge_score_s']:.3f}", f"{row['ours_s']:.4f}", f"{row['ratio']:.0f}"]
+        lines.append(f"| {row['reward']} | {row['sentences']} | {' | '.join(seconds)} | {row['max_abs_difference']} |")
+    return "\n".join([*lines, ""])
+
+
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     """Cost against K, and against the length of the target, both in steps of ft."""
     import matplotlib
@@ -73,7 +87,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     samples: dict[str, list[tuple[float, float]]] = {}
     lengths: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        model = Path(row["model"]).name
+        model = f"{Path(row['model']).name}, batch {row['batch_size']}"
         if row["method"] == "semi_offline":
             samples.setdefault(f"{model}, {row['shape']}, {row['setting']}", []).append((row["samples"], row["to_ft"]))
         if row["samples"] in (0, 16, 64):

@@ -17,6 +17,7 @@ from semioffline.report import bench, table
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "comparison": lambda result: f"{table.markdown(result)}\n{table.about(result)}",
+    "rouge": lambda result: f"{bench.rouge_markdown(result)}\n{table.about(result)}",
     "peer": lambda result: f"{bench.peer_markdown(result)}\n{table.about(result)}",
     "bench": lambda result: f"{bench.markdown(result)}\n{table.about(result)}",
 }
