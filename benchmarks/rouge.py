@@ -183,7 +183,7 @@ def main() -> int:
         about = {
             "command": f"python benchmarks/rouge.py --jobs {args.jobs}",
             "commit": commit(),
-            "versions": versions(),
+            "versions": versions(system=False),
         }
         result = {"kind": "rouge", "about": about, "settings": settings, "results": results}
         args.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -246,7 +246,7 @@ def main() -> int:
     args = parser.parse_args()
     rows, dev = load_rows(args, "train", args.rows), load_rows(args, "validation", args.dev)
     settings = {key: value for key, value in vars(args).items() if key not in ("output", "model", "data_dir")}
-    about = {"command": "python benchmarks/trl_grpo.py", "commit": commit(), "versions": versions()}
+    about = {"command": "python benchmarks/trl_grpo.py", "commit": commit(), "versions": versions(system=False)}
     results: list[dict[str, Any]] = []
     for name in args.trainers:
         results.append(run(name, args, rows, dev))

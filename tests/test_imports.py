@@ -16,7 +16,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"masking", "sampling", "losses"},),
     (
         {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs"},
-        {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool"},
+        {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool", "fast_decode"},
     ),
     ({"data", "scoring", "candidates", "methods", "limits"},),
     ({"config", "trainer", "evaluation", "run_log"},),
@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
 A room may import from its own set and from every set on a floor before; sets on one floor do not know each other."""
 
 TORCH_ONLY = ("types", "masking", "sampling", "losses")
-PLAIN_STRINGS = ("errors", "rewards", "tasks", "reward_calls", "reward_worker", "reward_pool")
+PLAIN_STRINGS = ("errors", "rewards", "tasks", "reward_calls", "reward_worker", "reward_pool", "fast_decode")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

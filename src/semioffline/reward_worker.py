@@ -63,7 +63,7 @@ def _reward(name: str) -> Any:
     return load_reward(name)[1]
 
 
-def score(tokenizer: Any, asked: dict[str, Any], payload: bytes) -> bytes:
+def score(decoder: Any, asked: dict[str, Any], payload: bytes) -> bytes:
     """The values of one message."""
     from semioffline.reward_calls import call_once, repeat
 
@@ -74,7 +74,7 @@ def score(tokenizer: Any, asked: dict[str, Any], payload: bytes) -> bytes:
         groups.append(Group(row, np.array(static, np.int32), np.array(places, np.int64), draws))
         start = end
     ids = [sample for group in groups for sample in group.ids()]
-    texts = [text.strip() for text in tokenizer.decode_batch(ids, skip_special_tokens=True)]
+    texts = decoder.decode(ids)
     counts = [group.draws.shape[1] for group in groups]
     columns = repeat(asked["columns"], counts) | {"completions": texts}
     rows = [group.row for group, many in zip(groups, counts, strict=True) for _ in range(many)]
@@ -86,17 +86,19 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then closes the pipe
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand among the answers
-    tokenizer: Any = None
+    decoder: Any = None
     while (message := read_message(source)) is not None:
         asked, payload = message
         try:
             if "tokenizer" in asked:
                 from tokenizers import Tokenizer
 
-                tokenizer = Tokenizer.from_str(asked["tokenizer"])
+                from semioffline.fast_decode import FastDecoder
+
+                decoder = FastDecoder(Tokenizer.from_str(asked["tokenizer"]))
                 answer = encode_message({})
             else:
-                answer = encode_message({}, score(tokenizer, asked, payload))
+                answer = encode_message({}, score(decoder, asked, payload))
         except Exception as error:
             answer = encode_message({"error": f"{type(error).__name__}: {error}"})
         answers.write(answer)

@@ -78,7 +78,7 @@ def run(argv: list[str]) -> None:
         dtype=model.dtype,
         arguments=arguments,
     )
-    about = {"command": shown_command("bench", argv), "commit": commit(), "versions": versions()}
+    about = {"command": shown_command("bench", argv), "commit": commit(), "versions": versions(system=False)}
 
     def keep(rows: list[dict[str, Any]]) -> None:
         result = {"kind": "bench", "about": about, "plan": asdict(plan), "rows": rows}

@@ -1,0 +1,82 @@
+"""Token ids to text by looking up each token's own piece: several times faster than a tokenizer's general decoder.
+
+A step decodes K samples of every input. For the usual decoders (byte-level, SentencePiece's, none at all) the text is
+the pieces of the tokens in a row. Whether that holds for a tokenizer is tried on random ids when it is loaded; where it
+does not, the tokenizer decodes itself. Plain Python and `tokenizers`: this runs in worker processes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+TRIES = 200
+
+
+class FastDecoder:
+    """decode(lists of ids) -> texts without special tokens and without white space around them."""
+
+    def __init__(self, tokenizer: Any):
+        """tokenizer: a tokenizers.Tokenizer"""
+        self.tokenizer = tokenizer
+        settings = json.loads(tokenizer.to_str())
+        self.special = {token["id"] for token in settings["added_tokens"] if token["special"]}
+        kind = (settings.get("decoder") or {}).get("type")
+        self._pieces: list[bytes] = []
+        self._between = b" " if kind is None else b""
+        make = _PIECES.get(kind)
+        if make is not None:
+            size = tokenizer.get_vocab_size(with_added_tokens=True)
+            tokens = [tokenizer.id_to_token(n) for n in range(size)]
+            self._pieces = [b"" if n in self.special or t is None else make(t) for n, t in enumerate(tokens)]
+            if not self._agrees():
+                self._pieces = []
+
+    @property
+    def is_fast(self) -> bool:
+        return bool(self._pieces)
+
+    def decode(self, ids: Sequence[list[int]]) -> list[str]:
+        if not self._pieces:
+            return self._decode_slowly(ids)
+        piece, between = self._pieces.__getitem__, self._between
+        try:
+            if between and any(not self.special.isdisjoint(row[1:-1]) for row in ids):
+                return self._decode_slowly(ids)  # a token that is left out takes its space along
+            return [between.join(map(piece, row)).decode("utf-8", "replace").strip() for row in ids]
+        except IndexError:  # an id without a token
+            return self._decode_slowly(ids)
+
+    def _decode_slowly(self, ids: Sequence[list[int]]) -> list[str]:
+        return [text.strip() for text in self.tokenizer.decode_batch(ids, skip_special_tokens=True)]
+
+    def _agrees(self) -> bool:
+        rng = random.Random(0)
+        tries = [[rng.randrange(len(self._pieces)) for _ in range(n % 40)] for n in range(TRIES)]
+        tries += [[n] for n in sorted(self.special)]
+        return self.decode(tries) == self._decode_slowly(tries)
+
+
+def _byte_level() -> dict[str, int]:
+    """The characters that stand for bytes in byte-level vocabularies: themselves where printable, else from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_level()
+
+
+def _from_byte_level(token: str) -> bytes:
+    known = [_BYTES.get(character) for character in token]
+    return token.encode() if None in known else bytes(known)  # type: ignore[arg-type]
+
+
+_PIECES: dict[str | None, Callable[[str], bytes]] = {
+    None: str.encode,
+    "ByteLevel": _from_byte_level,
+    "Metaspace": lambda token: token.replace("▁", " ").encode(),
+}
+"""type of decoder -> a token's own piece of the text"""
