@@ -12,6 +12,7 @@ parameters suffice: no download, and training takes seconds on a laptop.
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from math import prod
 from types import MappingProxyType
@@ -152,10 +153,16 @@ def click_rate(completions: Sequence[str], category: Sequence[str], **kwargs: An
 
 def _click_rate(text: str, category: str) -> float:
     rate, present = BIAS, set(text.split())
-    for slot, words in WORDING.items():
-        liked = [preference(slot, word, category) for word in words if word in present]
+    for preferences in _preferences(category):
+        liked = [value for word, value in preferences.items() if word in present]
         rate += sum(liked) / max(len(liked), 1)
     return rate
+
+
+@cache
+def _preferences(category: str) -> tuple[dict[str, float], ...]:
+    """For each slot, word -> preference."""
+    return tuple({word: preference(slot, word, category) for word in words} for slot, words in WORDING.items())
 
 
 def best_single_wording(categories: Sequence[str]) -> float:
