@@ -38,6 +38,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 METHODS = ("trainer", "ft", "mft", "mft-2", "semi_offline", "brio", "self_critic", "avg")
 """trainer: Transformers' own on the plain model. mft-2: M-FT with two decoder rows, as many as semi_offline has."""
 GENERATES = ("self_critic", "avg")
+PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
+"""Started by torchrun or accelerate: each has the whole batch size, and the tokens of all are counted."""
 
 
 @dataclass
@@ -157,7 +159,8 @@ def measure(plan: Plan, case: Case) -> dict[str, Any]:
     slow = method in GENERATES
     warmup, steps, window = (2, 4, 1) if slow else (plan.warmup, plan.steps, plan.window)
     policy = build_policy(model, torch.device(plan.device), getattr(torch, plan.dtype))
-    texts = _texts(model, policy, case.batch_size * (warmup + steps), shape, plan.candidates if method == "brio" else 0)
+    number = case.batch_size * PROCESSES * (warmup + steps)
+    texts = _texts(model, policy, number, shape, plan.candidates if method == "brio" else 0)
     clock = Clock(warmup, window, plan.device)
     with tempfile.TemporaryDirectory() as folder, peak_memory() as peak:
         arguments = _arguments(plan, folder, warmup + steps) | SETTINGS[case.setting]
@@ -176,7 +179,8 @@ def measure(plan: Plan, case: Case) -> dict[str, Any]:
         "slowest": max(clock.seconds),
         "windows": len(clock.seconds),
         "window": window,
-        "tokens_per_second": case.batch_size * (shape.source + shape.target) / seconds,
+        "processes": PROCESSES,
+        "tokens_per_second": case.batch_size * PROCESSES * (shape.source + shape.target) / seconds,
         "peak_mb": peak.get("mb"),
         "reserved_mb": torch.cuda.max_memory_reserved() / 2**20 if plan.device == "cuda" else None,  # with graphs
     }
