@@ -205,11 +205,16 @@ class Scorer:
         self.reward_set = reward_set
         self.overlap = overlap
         self._lock = threading.Lock()  # reward functions are called one at a time
-        self._tokenizer: str | None = None
         self.workers = workers if reward_set.built_in and policy.tokenizer.is_fast else 0
+
+    def start_workers(self) -> None:
+        """Have them ready when the first samples come."""
         if self.workers:
-            self._tokenizer = policy.tokenizer.backend_tokenizer.to_str()
             shared_pool(self.workers)
+
+    @cached_property
+    def _tokenizer(self) -> str:
+        return self.policy.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
 
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
         draws = HostCopy(samples.draws.int())
@@ -273,7 +278,7 @@ class Scorer:
         names = self.reward_set.built_in
         needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
         pool, timeout = shared_pool(self.workers), self.reward_set.timeout
-        return pool.start(str(self._tokenizer), list(names.values()), groups, needed, timeout)
+        return pool.start(self._tokenizer, list(names.values()), groups, needed, timeout)
 
 
 def _groups(samples: Samples, draws: np.ndarray) -> list[Group]:

@@ -331,6 +331,7 @@ class SemiOfflineTrainer(Trainer):
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
             resume_from_checkpoint = get_last_checkpoint(folder) if os.path.isdir(folder) else None
+        self.scorer.start_workers()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _get_output_dir(self, trial: Any) -> str:
