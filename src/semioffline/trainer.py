@@ -131,13 +131,13 @@ class SemiOfflineTrainer(Trainer):
 
     def _check_metrics(self) -> None:
         """A metric that does not exist is told now, not at the first evaluation."""
-        RewardSet(self.args.eval_metrics)
+        metrics = RewardSet(self.args.eval_metrics).functions  # by the names that the log has
         if self.args.metric_for_best_model == "reward" and not self.reward_set.functions and self.args.eval_metrics:
             self.args.metric_for_best_model = self.args.eval_metrics[0]
         best = self.args.metric_for_best_model
         if best is None or self.eval_dataset is None or isinstance(self.eval_dataset, dict):
             return
-        known = {*self.args.eval_metrics, *self.reward_set.functions, *SURFACE}
+        known = {*metrics, *self.reward_set.functions, *SURFACE}
         known |= {"reward"} if self.reward_set.functions else set()
         if best.removeprefix("eval_") not in known:
             raise unknown("metric_for_best_model", best, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,6 +76,7 @@ def run(argv: list[str]) -> None:
     start, rows = prepare(data, model, options, settings, folder, console.print)
     source = data.source(args.seed)
     this = [sys.executable, "-m", "semioffline", "compare"]
+    workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // options.jobs - 1))] if options.jobs > 1 else []
     about = {"command": shown_command("compare", argv), "commit": commit(), "versions": versions(system=False)}
     plan = Plan(
         folder=folder,
@@ -92,7 +94,7 @@ def run(argv: list[str]) -> None:
         evaluations=options.evaluations,
         keep=options.keep,
         jobs=options.jobs,
-        command=lambda method, seed: [*this, *argv, "--only", f"{method}:{seed}"],
+        command=lambda method, seed: [*this, *workers, *argv, "--only", f"{method}:{seed}"],
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
