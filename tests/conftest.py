@@ -201,3 +201,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return SemiOfflineConfig(output_dir=folder, use_cpu=True, report_to="none", **changes)
 
     return build
+
+
+@pytest.fixture
+def one_thread():
+    """The order of sums, and so the last bit, depends on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from semioffline.cli import COMMANDS
-from semioffline.cli.train import parse_training
+from pages import blocks, check_commands
 from semioffline.rewards import FAMILIES, REWARDS, load_reward
 from semioffline.scoring import RewardSet
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "start.py")
 PAGE = (ROOT / "docs" / "rewards.md").read_text()
-
-
-def blocks(kind: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-    return [text for name, text in found if name == kind]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -49,7 +43,7 @@ def test_the_page_names_every_reward():
 def test_the_code_of_the_page_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for code in blocks("python"):
+    for code in blocks(PAGE, "python"):
         exec(code, names)
     rows = {"prompts": ["p", "q"], "completions": ["buy this now", "a lamp"], "references": [["x"], ["a lamp"]]}
     for reward in (names["short"], names["Slogan"](["now"]), names["careful"]):
@@ -60,10 +54,4 @@ def test_the_code_of_the_page_works(tmp_path, monkeypatch):
 
 
 def test_the_commands_of_the_page_parse(tmp_path):
-    lines = [line for block in blocks("") for line in block.replace("\\\n", " ").splitlines()]
-    lines = [line.split() for line in lines if line.startswith("semioffline ")]
-    assert len(lines) >= 4
-    for _, command, *words in lines:
-        assert command in COMMANDS
-        if command == "train":
-            parse_training(words[0], [*words[1:], "--device", "cpu"])
+    check_commands(PAGE)

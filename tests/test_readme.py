@@ -1,26 +1,16 @@
 """What the README shows must work."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from semioffline.cli import COMMANDS
-from semioffline.cli.train import parse_training
+from pages import blocks, check_commands
 from semioffline.tasks.ads import build, build_model, build_tokenizer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 MODEL = "facebook/bart-base"
-
-
-def blocks(kind: str) -> list[str]:
-    return [
-        text
-        for name, text in re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
-        if name == kind
-    ]
 
 
 @pytest.fixture
@@ -32,7 +22,7 @@ def model(tmp_path):
 
 def test_the_example_runs(tmp_path, monkeypatch, model):
     """With a tiny model in place of the real one, and two steps."""
-    [code] = blocks("python")
+    [code] = blocks(README, "python")
     assert MODEL in code
     rows = build({"train": 8})["train"]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -44,10 +34,4 @@ def test_the_example_runs(tmp_path, monkeypatch, model):
 
 def test_the_commands_parse(model):
     """Every command line of the README has a known command and known flags."""
-    lines = [line for block in blocks("") for line in block.replace("\\\n", " ").splitlines()]
-    lines = [line.split() for line in lines if line.startswith("semioffline ")]
-    assert len(lines) >= 4
-    for _, command, *words in lines:
-        assert command in COMMANDS
-        if command == "train":
-            parse_training(words[0], [*words[1:], "--device", "cpu"])
+    check_commands(README)

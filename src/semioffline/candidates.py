@@ -56,7 +56,8 @@ def write_candidates(
         made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed)
         lines = [json.dumps(rows[i] | made[i], ensure_ascii=False) + "\n" for i in chosen]
         _write_aside(paths[n], "".join(lines))
-    _write_aside(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
+    if missing or not (folder / OUTPUT).exists():  # else others may be reading it
+        _write_aside(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
     return folder / OUTPUT
 
 
@@ -97,6 +98,7 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
             raise UserError(
                 f"{path.parent} holds candidates made with other settings ({changes}): use another --output_dir"
             )
+        return
     _write_aside(path, json.dumps(settings, indent=1))
 
 

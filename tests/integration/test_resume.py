@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from semioffline.cli import main
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, EVERY = 10, 2
 SLOW_REWARD = """
 import time
@@ -27,15 +28,6 @@ def slow_click_rate(**columns):
     return click_rate(**columns)
 """
 Command = Callable[..., list[str]]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The order of sums, and so the last bit, depends on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

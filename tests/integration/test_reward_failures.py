@@ -19,6 +19,7 @@ from toy import read_log, train, weights
 from semioffline.errors import UserError
 from semioffline.rewards.limits import Retry
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, BAD = 6, 5
 SAVED = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2, "reward_timeout": 1.5}
 
@@ -71,15 +72,6 @@ STOPS: dict[str, tuple[type[Moody], Callable[[list[float]], Any], str]] = {
     "a tensor of rows": (Moody, lambda values: torch.tensor(values)[:, None], r"'moody' returned \[.*\] for sample 0"),
     "infinite": (Moody, lambda values: [*values[:-1], math.inf], "'moody' returned inf for sample 31"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The order of sums, and so the last bit, depends on the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.cli.options import ModelOptions, parse
-from semioffline.cli.run_folder import commit, open_folder, shown_command, versions
+from semioffline.cli.run_folder import about, open_folder
 from semioffline.config import option
 
 SMALL: dict[str, Any] = {
@@ -79,10 +79,10 @@ def run(argv: list[str]) -> None:
         dtype=model.dtype,
         arguments=arguments,
     )
-    about = {"command": shown_command("bench", argv), "commit": commit(), "versions": versions(system=False)}
+    made = about("bench", argv)
 
     def keep(rows: list[dict[str, Any]]) -> None:
-        result = {"kind": "bench", "about": about, "plan": asdict(plan), "rows": rows}
+        result = {"kind": "bench", "about": made, "plan": asdict(plan), "rows": rows}
         (folder / "bench.json").write_text(json.dumps(result, indent=1))
 
     if int(os.environ.get("RANK", "0")) > 0:  # several processes measure together; the first one tells

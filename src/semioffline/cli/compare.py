@@ -12,13 +12,15 @@ from typing import Any
 from rich.console import Console
 
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
-from semioffline.cli.run_folder import commit, open_folder, shown_command, versions, write_settings
+from semioffline.cli.run_folder import about, open_folder, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
 
 OWN = ("seeds", "steps")
 """What --settings may say about a method that is not a setting of SemiOfflineConfig."""
+DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
+DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
 
 
@@ -48,18 +50,11 @@ class CompareOptions:
 
 def run(argv: list[str]) -> None:
     from semioffline.comparison import START, Plan, compare, run_one, time_methods
-    from semioffline.report import plots, table
 
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
     task = parse("compare", types, argv, {"task": "ads"})[0].load_task()
-    defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), "report_to": "none"}
-    defaults |= {"reward": [task.reward] if task.reward else None, "save_strategy": "no", "eval_strategy": "no"}
-    defaults |= {
-        "eval_on_start": True,
-        "per_device_eval_batch_size": 100,
-        "logging_steps": 50,
-        "log_completions": False,
-    }
+    defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
+    defaults |= {"reward": [task.reward] if task.reward else None}
     data, model, options, args = parse("compare", types, argv, defaults)
     by_method = _by_method(options, args)
     device = model.checked_device()
@@ -77,7 +72,6 @@ def run(argv: list[str]) -> None:
     source = data.source(args.seed)
     this = [sys.executable, "-m", "semioffline", "compare"]
     workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // options.jobs - 1))] if options.jobs > 1 else []
-    about = {"command": shown_command("compare", argv), "commit": commit(), "versions": versions(system=False)}
     plan = Plan(
         folder=folder,
         methods=[START, *options.methods],
@@ -99,18 +93,23 @@ def run(argv: list[str]) -> None:
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
-            "about": about,
+            "about": about("compare", argv),
         },
     )
     if options.only == "timing":
         return time_methods(plan, console.print, plan.methods)
     if options.only is not None:
         return run_one(plan, *_one(options.only, plan))
-    comparison = compare(plan, console.print)
+    _write(compare(plan, console.print), folder)
+    write_settings(folder, data, model, options, args)
+
+
+def _write(comparison: dict[str, Any], folder: Path) -> None:
+    from semioffline.report import plots, table
+
     (folder / "comparison.json").write_text(json.dumps(comparison, indent=1))
     (folder / "comparison.md").write_text(table.markdown(comparison))
-    write_settings(folder, data, model, options, args)
-    Console(width=max(200, console.width)).print(table.console(comparison))
+    Console(width=max(200, Console().width)).print(table.console(comparison))
     plots.draw(comparison, folder)
     print(f"comparison.json, comparison.md and plots in {folder}")
 

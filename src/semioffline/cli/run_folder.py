@@ -63,6 +63,11 @@ def shown_command(command: str, argv: list[str]) -> str:
     return " ".join(["semioffline", command, *words])
 
 
+def about(command: str, argv: list[str]) -> dict[str, Any]:
+    """How a result was made, for a file that others read."""
+    return {"command": shown_command(command, argv), "commit": commit(), "versions": versions(system=False)}
+
+
 def open_folder(folder: str | Path, resume: bool = False) -> Path:
     """A new folder, or with `resume` one that may hold an earlier part of this run."""
     path = Path(folder)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from semioffline.report.plots import chart
+
 
 def markdown(result: dict[str, Any]) -> str:
     """One table for each model and shape: milliseconds of each method, in each setting, with ratios."""
@@ -78,11 +80,6 @@ def rouge_markdown(result: dict[str, Any]) -> str:
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     """Cost against K, and against the length of the target, both in steps of ft."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = [row for row in result["rows"] if "to_ft" in row]
     samples: dict[str, list[tuple[float, float]]] = {}
     lengths: dict[str, list[tuple[float, float]]] = {}
@@ -93,27 +90,13 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
         if row["samples"] in (0, 16, 64):
             name = f"{model}, {_name(row)}, {row['setting']}"
             lengths.setdefault(name, []).append((row["target"], row["to_ft"]))
+    charts = (
+        ("cost-samples", "samples K", samples, lambda axis: axis.set_xscale("log", base=2)),
+        ("cost-length", "target length", lengths, lambda axis: axis.set_yscale("log")),
+    )
     paths = []
-    for name, label, lines, log in (
-        ("cost-samples", "samples K", samples, True),
-        ("cost-length", "target length", lengths, False),
-    ):
-        lines = {key: sorted(points) for key, points in lines.items() if len(points) > 1}
-        if not lines:
-            continue
-        figure, axis = pyplot.subplots(figsize=(7.2, 4.6), layout="constrained")
-        for key, points in lines.items():
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=key)
-        axis.set_xlabel(label)
-        axis.set_ylabel("time of a step / time of an ft step")
-        if log:
-            axis.set_xscale("log", base=2)
-        else:
-            axis.set_yscale("log")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=6)
-        for ending in ("png", "svg"):
-            paths.append(folder / f"{name}.{ending}")
-            figure.savefig(paths[-1], dpi=150)
-        pyplot.close(figure)
+    for name, label, found, scale in charts:
+        lines = {key: sorted(points) for key, points in found.items() if len(points) > 1}
+        if lines:
+            paths += chart(folder / name, lines, label, "time of a step / time of an ft step", scale)
     return paths
