@@ -83,6 +83,22 @@ def test_replayed_steps_are_plain_steps(graphed, tiny_policy, tiny_batch, settin
     assert [len(stack.graphs) for stack in stacks] == [1] * len(stacks)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_replayed_by_cuda_are_plain_steps(tiny_policy, tiny_batch, settings, kind, half):
+    """With CUDA's own recorder: three steps of one shape, then gradients that are set anew each time."""
+    policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
+    use_cuda_graphs(policy)
+    plain.always_masked = True
+    batch, args = tiny_batch(policy), settings(num_samples=4)
+    for number in range(3):
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            found, expected = (step(model, batch, args, number) for model in (policy, plain))
+        assert_same(gradients(policy, found), gradients(plain, expected))
+    assert [len(stack.forward.graphs) for stack in policy.stacks()] == [1] * len(policy.stacks())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind):
     """The second pass must not overwrite the activations of the first."""

@@ -59,7 +59,8 @@ class Plan:
     keep: str = "best"
     """Which of these looks is tested: the best, or the last."""
     jobs: int = 1
-    """How many runs at a time. More than one: each method is timed alone first, and its seconds come from there."""
+    """How many runs at a time. More than one: with a budget in seconds each method is timed alone first, and its
+    seconds come from there; with one in steps nothing is known of its seconds."""
     command: Callable[[str, int], list[str]] | None = None
     """What runs one method and seed in a process of its own, for jobs > 1."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -83,7 +84,8 @@ def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
             say(f"{method}, seed {seed}")
             run_one(plan, method, seed)
         return summarise(plan)
-    time_methods(plan, say, [method for method, _ in missing])
+    if plan.budget_steps is None:
+        time_methods(plan, say, [method for method, _ in missing])
     with ThreadPoolExecutor(plan.jobs) as pool:
         for problem in pool.map(lambda run: _start(plan, run[0], run[1], say), missing):
             if problem:
@@ -118,8 +120,7 @@ def _start(plan: Plan, method: str, seed: int, say: Callable[[str], None]) -> st
 def run_one(plan: Plan, method: str, seed: int) -> None:
     """Train and test one method with one seed; result.json in its folder says that it is done."""
     folder = plan.run_folder(method, seed)
-    needs_timing = method != START and (plan.budget_steps is None or plan.jobs > 1)
-    timing = _timing(plan, method) if needs_timing else {}
+    timing = _timing(plan, method) if method != START and plan.budget_steps is None else {}
     steps = _steps(plan, method, timing)
     trainer = _trainer(plan, method, seed, folder, max(steps, 1))
     (folder / "settings.json").write_text(json.dumps(trainer.args.to_dict(), indent=1, default=str))
@@ -144,7 +145,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
         "seed": seed,
         "steps": trainer.state.global_step,
         "best_step": looks.best_step,
-        "seconds": curve[-1]["seconds"],
+        "seconds": curve[-1]["seconds"] if plan.jobs == 1 or timing or not steps else None,  # beside others: unknown
         "timed": "in the run" if per_step is None else "alone, before the runs",
         "wall_seconds": wall,
         "peak_mb": peak.get("mb"),
@@ -288,9 +289,9 @@ def summarise(plan: Plan) -> dict[str, Any]:
             "cost_per_input": runs[0]["cost_per_input"],
             "steps": _mean(runs, lambda r: r["steps"]),
             "best_steps": [run["best_step"] for run in runs],
-            "seconds": _mean(runs, lambda r: r["seconds"]),
+            "seconds": _mean_if_known(runs, "seconds"),
             "timed": runs[0]["timed"],
-            "peak_mb": None if any(r["peak_mb"] is None for r in runs) else _mean(runs, lambda r: r["peak_mb"]),
+            "peak_mb": _mean_if_known(runs, "peak_mb"),
             "curve": curve,
             "matched_after": None if other is None else _matched_after(curve, _mean_curve(other)),
         }
@@ -322,6 +323,10 @@ def _per_input(runs: list[dict[str, Any]], name: str, over_set: bool) -> list[An
 
 def _mean(runs: list[dict[str, Any]], get: Callable[[dict[str, Any]], float]) -> float:
     return float(np.mean([get(run) for run in runs]))
+
+
+def _mean_if_known(runs: list[dict[str, Any]], key: str) -> float | None:
+    return None if any(run[key] is None for run in runs) else _mean(runs, lambda run: run[key])
 
 
 def _mean_curve(runs: list[dict[str, Any]]) -> list[dict[str, float]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from semioffline.cli.options import ModelOptions, parse
@@ -55,6 +54,7 @@ class BenchOptions:
 def run(argv: list[str]) -> None:
     from semioffline.bench.measure import Plan
     from semioffline.bench.measure import run as measure_all
+    from semioffline.report.bench import draw
 
     small = "--small" in argv
     model, options = parse("bench", [ModelOptions, BenchOptions], argv, SMALL if small else None)
@@ -89,14 +89,5 @@ def run(argv: list[str]) -> None:
         measure_all(plan, lambda text: None, lambda rows: None)
         return
     rows = measure_all(plan, lambda text: print(text, flush=True), keep)
-    _draw(rows, folder)
-
-
-def _draw(rows: list[dict[str, Any]], folder: Path) -> None:
-    try:
-        from semioffline.report.bench import draw
-    except ImportError as error:
-        print(f"no plots: {error}")
-        return
     paths = draw({"rows": rows}, folder)
-    print(f"{folder / 'bench.json'}; plots: {', '.join(path.name for path in paths) or 'nothing to draw'}")
+    print(f"{folder / 'bench.json'}; plots: {', '.join(path.name for path in paths) or 'none'}")

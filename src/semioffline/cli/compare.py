@@ -42,7 +42,9 @@ class CompareOptions:
     settings: str = option("{}", 'What differs by method, as JSON: {"avg": {"num_samples": 8}}; a map in a recipe.')
     evaluations: int = option(6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...")
     keep: str = option("best", "Which of these looks is tested: best (by the reward on validation) | last.")
-    jobs: int = option(1, "Runs at a time, each a process; then every method is timed alone first.")
+    jobs: int = option(
+        1, "Runs at a time, each a process; a budget in seconds is then planned by timing every method alone first."
+    )
     only: str | None = option(
         None, "METHOD:SEED, start:SEED or timing: do this and make no table, to spread the work over machines."
     )

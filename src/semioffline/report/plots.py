@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 def chart(
     path: Path, lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, scale: Callable[[Any], Any]
 ) -> list[Path]:
-    """One figure with named lines of (x, y) points, as path.png and path.svg. scale: sets the scales of its axes."""
-    import matplotlib
+    """One figure with named lines of (x, y) points, as path.png and path.svg. scale: sets the scales of its axes.
 
+    Without matplotlib none is drawn: a result must not fail for its picture.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        logger.warning("%s is not drawn: %s", path.name, error)
+        return []
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -38,11 +47,10 @@ def draw(comparison: dict[str, Any], folder: Path) -> list[Path]:
         methods = comparison["methods"].items()
         return {method: [(p[name], p["reward"]) for p in result["curve"]] for method, result in methods}
 
-    y = "reward on validation"
-    return [
-        *chart(folder / "reward-seconds", lines("seconds"), "seconds of training", y, lambda axis: None),
-        *chart(
-            folder / "reward-forward-passes", lines("forward_passes"), "forward passes (all inputs)", y,
-            lambda axis: axis.set_xscale("symlog", linthresh=100),
-        ),
-    ]  # fmt: skip
+    y, paths = "reward on validation", []
+    if all(result["seconds"] is not None for result in comparison["methods"].values()):
+        paths += chart(folder / "reward-seconds", lines("seconds"), "seconds of training", y, lambda axis: None)
+    passes, x = lines("forward_passes"), "forward passes (all inputs)"
+    return paths + chart(
+        folder / "reward-forward-passes", passes, x, y, lambda axis: axis.set_xscale("symlog", linthresh=100)
+    )

@@ -31,7 +31,7 @@ def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
             f"{max(point['reward'] for point in result['curve']):.4f}",
             cost,
             f"{result['steps']:.0f}",
-            f"{result['seconds']:.1f}",
+            "–" if result["seconds"] is None else f"{result['seconds']:.1f}",
             _matched(method, comparison),
             memory,
         ]
@@ -41,7 +41,7 @@ def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
 
 def _matched(method: str, comparison: dict[str, Any]) -> Cell:
     reference, seconds = comparison["reference"], comparison["methods"][method]["matched_after"]
-    if method == reference or reference not in comparison["methods"]:
+    if method == reference or comparison["methods"].get(reference, {}).get("seconds") is None:
         return "–"
     return "never" if seconds is None else f"{seconds:.1f}"
 
