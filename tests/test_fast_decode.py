@@ -74,3 +74,21 @@ def test_an_id_without_a_token_is_what_the_tokenizer_makes_of_it() -> None:
     tokenizer = train("byte-level")
     ids = [[5, 6, 10_000, 7]]
     assert FastDecoder(tokenizer).decode(ids) == [tokenizer.decode(ids[0]).strip()]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace", "word-level", "word-piece"])
+def test_samples_of_one_text_are_completed_as_if_each_was_decoded_alone(kind: str) -> None:
+    """Places side by side, at the ends, everywhere and nowhere; special tokens among the draws and in the text."""
+    tokenizer = train(kind)
+    decoder = FastDecoder(tokenizer)
+    rng, size = random.Random(2), tokenizer.get_vocab_size()
+    end = tokenizer.token_to_id("</s>")
+    for length, number in [(0, 0), (1, 0), (1, 1), (9, 0), (9, 9), *((12, n) for n in range(1, 12))]:
+        static = [rng.randrange(size - 5) for _ in range(length)] + [end] * (number % 2)
+        places = sorted(rng.sample(range(len(static)), number))
+        draws = [[rng.randrange(size) for _ in range(6)] for _ in places]
+        whole = [list(static) for _ in range(6)]
+        for k, row in enumerate(whole):
+            for place, drawn in zip(places, draws, strict=True):
+                row[place] = drawn[k]
+        assert decoder.complete(static, places, draws, 6) == decoder.decode(whole)

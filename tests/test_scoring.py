@@ -1,6 +1,7 @@
 """Reward functions: how they are called, what they may return, and what is said when they return something else."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -10,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from semioffline.errors import UserError
-from semioffline.reward_pool import _cut, shared_pool, spare_workers
+from semioffline.reward_pool import cut, shared_pool, spare_workers
 from semioffline.reward_worker import Group
 from semioffline.scoring import RewardError, RewardSet, Scorer, describe
 from semioffline.types import Samples
@@ -425,35 +427,58 @@ def test_an_error_in_a_worker_has_the_message_it_has_here(policy, tiny_batch):
     assert "references[30]" in said[0]
 
 
-def test_a_worker_that_dies_stops_nothing(policy, tiny_batch, caplog):
+def two_workers_of(dealer):
+    deadline = time.monotonic() + 20
+    while len(found := _children(dealer)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(found) == 2
+    return found
+
+
+def _children(pid):
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("who", ["worker", "dealer"])
+def test_a_worker_that_dies_stops_nothing(policy, tiny_batch, caplog, who):
     batch = tiny_batch(policy, 4)
     scorer = Scorer(policy, RewardSet("rouge"), workers=2)
     expected = scorer(samples_of(batch, 15), batch).rewards
     pool = shared_pool(2)
-    victim = pool._workers[1]
-    victim.send_signal(signal.SIGKILL)
+    dealer = pool._dealer.processes[0].pid
+    workers = two_workers_of(dealer)
+    os.kill(workers[1] if who == "worker" else dealer, signal.SIGKILL)
     with caplog.at_level(logging.WARNING):
         assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
         assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
     assert shared_pool(2) is not pool
     assert shared_pool(2).alive
-    assert not [worker for worker in pool._workers if worker.poll() is None]
+    wait_for_the_end_of([dealer, *workers])
+
+
+def wait_for_the_end_of(processes):
+    deadline = time.monotonic() + 20
+    while any(_runs(pid) for pid in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in processes)
 
 
 def test_workers_end_when_their_parent_is_killed():
     code = (
         "from semioffline.reward_pool import shared_pool\nimport time\n"
-        "print(*[w.pid for w in shared_pool(2)._workers], flush=True)\ntime.sleep(60)"
+        "print(shared_pool(2)._dealer.processes[0].pid, flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    workers = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(workers) == 2
+    dealer = int(parent.stdout.readline())
+    workers = two_workers_of(dealer)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 20
-    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in workers)
+    wait_for_the_end_of([dealer, *workers])
 
 
 def _runs(pid):
@@ -470,7 +495,7 @@ def test_chunks_are_even_and_hold_every_sample_once():
     sizes = [50, 1, 0, 7, 64]
     draws = [(np.arange(3 * many) + 1000 * b).reshape(3, many).astype(np.int32) for b, many in enumerate(sizes)]
     groups = [Group(b, np.arange(6), np.array([1, 2, 4]), own) for b, own in enumerate(draws)]
-    chunks = _cut(groups, {"references": [[str(b)] for b in range(5)]}, 5)
+    chunks = cut(groups, {"references": [[str(b)] for b in range(5)]}, 5)
     found: dict[int, list] = {b: [] for b in range(5)}
     counts = []
     for head, payload in chunks:
@@ -487,7 +512,7 @@ def test_chunks_are_even_and_hold_every_sample_once():
 
 
 def test_few_samples_are_not_spread_over_many_workers():
-    assert len(_cut([Group(0, np.arange(3), np.array([1]), np.zeros((1, 10), np.int32))], {}, 14)) == 1
+    assert len(cut([Group(0, np.arange(3), np.array([1]), np.zeros((1, 10), np.int32))], {}, 14)) == 1
 
 
 def test_cores_to_spare(monkeypatch):

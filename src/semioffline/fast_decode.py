@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 TRIES = 200
@@ -49,6 +50,32 @@ class FastDecoder:
         except IndexError:  # an id without a token
             return self._decode_slowly(ids)
 
+    def complete(self, static: list[int], places: list[int], draws: Sequence[list[int]], many: int) -> list[str]:
+        """The texts of `many` samples that have their own tokens at `places` of a text: draws has a list for each place.
+
+        What stands between the places is put together once.
+        """
+        rows = zip(*draws, strict=True) if places else iter([()] * many)
+        if not self._pieces or not places or (self._between and self._leaves_out(static, draws)):
+            return self.decode([_fill(static, places, row) for row in rows])
+        piece, between = self._pieces.__getitem__, self._between
+        parts: list[Iterable[bytes]] = []
+        before = 0
+        try:
+            for place, drawn in zip([*places, len(static)], [*draws, None], strict=True):
+                if before < place:
+                    parts.append(repeat(between.join(map(piece, static[before:place])), many))
+                if drawn is not None:
+                    parts.append(map(piece, drawn))
+                before = place + 1
+            return [between.join(row).decode("utf-8", "replace").strip() for row in zip(*parts, strict=True)]
+        except IndexError:  # an id without a token
+            return self._decode_slowly([_fill(static, places, row) for row in rows])
+
+    def _leaves_out(self, static: list[int], draws: Sequence[list[int]]) -> bool:
+        """Whether there may be a token that is left out, other than at the ends, and would take its space along."""
+        return not self.special.isdisjoint(static[1:-1]) or not all(map(self.special.isdisjoint, draws))
+
     def _decode_slowly(self, ids: Sequence[list[int]]) -> list[str]:
         return [text.strip() for text in self.tokenizer.decode_batch(ids, skip_special_tokens=True)]
 
@@ -57,6 +84,13 @@ class FastDecoder:
         tries = [[rng.randrange(len(self._pieces)) for _ in range(n % 40)] for n in range(TRIES)]
         tries += [[n] for n in sorted(self.special)]
         return self.decode(tries) == self._decode_slowly(tries)
+
+
+def _fill(static: list[int], places: list[int], drawn: Sequence[int]) -> list[int]:
+    row = list(static)
+    for place, token in zip(places, drawn, strict=True):
+        row[place] = token
+    return row
 
 
 def _byte_level() -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""Processes that score samples with built-in rewards while the model goes on. They live as long as this process."""
+"""Processes that score samples with built-in rewards while the model goes on. They live as long as this process.
+
+python -m semioffline.reward_pool WORKERS is the one that deals the samples out to the others.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from semioffline.reward_worker import Group, encode_message, read_message
+from semioffline.reward_worker import Group, PoolError, encode_message, read_groups, read_message, serve
 
 MOST = 16
 """More processes than this gain little: a chunk is then scored faster than it is handed over."""
@@ -21,23 +24,17 @@ LEAST = 8
 """Samples that are worth a process of their own."""
 
 
-class PoolError(RuntimeError):
-    """A worker could not answer."""
+class Workers:
+    """Processes, each behind a pipe. Started as programs of their own: nothing of CUDA, of the user's script or of this
+    process's threads is in them, and they end when this process does, however it ends."""
 
-
-class RewardPool:
-    """Worker processes, each behind a pipe. Started as programs of their own: nothing of CUDA, of the user's script or
-    of this process's threads is in them, and they end when this process does, however it ends."""
-
-    def __init__(self, number: int):
-        self.number = number
-        self._lock = threading.Lock()
-        self._tokenizer: str | None = None
+    def __init__(self, number: int, *program: str):
+        """program: a module of this package and its arguments; a worker that scores if there is none."""
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        self._workers = [
+        self.processes = [
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "semioffline.reward_worker"],
+                [sys.executable, "-P", "-m", *(program or ("semioffline.reward_worker",))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
@@ -45,57 +42,18 @@ class RewardPool:
             for _ in range(number)
         ]
 
-    def start(
-        self,
-        tokenizer: str,
-        rewards: Sequence[str],
-        groups: Sequence[Group],
-        columns: dict[str, list[Any]],
-        timeout: float | None = None,
-    ) -> Callable[[], list[np.ndarray]]:
-        """Hand out the work. What comes back must be called: it gives, for each reward, the values of all samples.
-
-        tokenizer: the JSON of a fast one; columns: one value for each input.
-        """
-        asked = {"rewards": list(rewards), "timeout": timeout}
-        chunks = _cut(groups, columns, self.number)
-        try:
-            requests = [encode_message(asked | head, ids) for head, ids in chunks]
-        except TypeError as error:
-            raise PoolError(f"a column cannot be handed over: {error}") from error
-        self._lock.acquire()
-        try:
-            if tokenizer != self._tokenizer:
-                self._write([encode_message({"tokenizer": tokenizer})] * self.number)
-                self._read(self.number)
-                self._tokenizer = tokenizer
-            self._write(requests)
-        except BaseException:
-            self._lock.release()
-            raise
-
-        def collect() -> list[np.ndarray]:
-            try:
-                answers = self._read(len(requests))
-            finally:
-                self._lock.release()
-            parts = [np.frombuffer(answer).reshape(len(rewards), -1) for answer in answers]
-            return list(np.concatenate(parts, axis=1))
-
-        return collect
-
-    def _write(self, messages: list[bytes]) -> None:
+    def write(self, messages: Sequence[bytes]) -> None:
         """One message for each of the first workers."""
         try:
-            for worker, message in zip(self._workers, messages, strict=False):
+            for worker, message in zip(self.processes, messages, strict=False):
                 worker.stdin.write(message)  # type: ignore[union-attr]
                 worker.stdin.flush()  # type: ignore[union-attr]
         except (OSError, ValueError) as error:  # ValueError: closed before
             raise self._ended() from error
 
-    def _read(self, number: int) -> list[bytes]:
+    def read(self, number: int) -> list[bytes]:
         """All answers are read, also when one is an error: no pipe is left half full."""
-        answers = [read_message(worker.stdout) for worker in self._workers[:number]]  # type: ignore[arg-type]
+        answers = [read_message(worker.stdout) for worker in self.processes[:number]]  # type: ignore[arg-type]
         heard = [answer for answer in answers if answer is not None]
         if len(heard) < number:
             raise self._ended()
@@ -110,13 +68,13 @@ class RewardPool:
 
     @property
     def alive(self) -> bool:
-        return all(worker.poll() is None for worker in self._workers)
+        return all(worker.poll() is None for worker in self.processes)
 
     def close(self) -> None:
-        for worker in self._workers:
+        for worker in self.processes:
             with contextlib.suppress(OSError):
                 worker.stdin.close()  # type: ignore[union-attr]
-        for worker in self._workers:
+        for worker in self.processes:
             try:
                 worker.wait(2)
             except subprocess.TimeoutExpired:
@@ -125,8 +83,96 @@ class RewardPool:
             worker.stdout.close()  # type: ignore[union-attr]
 
 
-def _cut(groups: Sequence[Group], columns: dict[str, list[Any]], number: int) -> list[tuple[dict[str, Any], bytes]]:
-    """Chunks of about equal numbers of samples, in order: what a worker is told of each, and the draws."""
+class RewardPool:
+    """What the training process talks to: one process, which deals the work out to workers of its own.
+
+    A thread that reads or writes a pipe must then wait for the interpreter, which the launching of kernels keeps busy:
+    up to some milliseconds each time. So there is one message and one answer, however many workers there are.
+    """
+
+    def __init__(self, number: int):
+        self._lock = threading.Lock()
+        self._tokenizer: str | None = None
+        self._dealer = Workers(1, *(("semioffline.reward_pool", str(number)) if number > 1 else ()))
+
+    def start(
+        self,
+        tokenizer: str,
+        rewards: Sequence[str],
+        groups: Sequence[Group],
+        columns: dict[str, list[Any]],
+        timeout: float | None = None,
+    ) -> Callable[[], list[np.ndarray]]:
+        """Hand out the work. What comes back must be called: it gives, for each reward, the values of all samples.
+
+        tokenizer: the JSON of a fast one; columns: one value for each input.
+        """
+        [(told, ids)] = cut(groups, columns, 1)
+        try:
+            request = encode_message({"rewards": list(rewards), "timeout": timeout} | told, ids)
+        except TypeError as error:
+            raise PoolError(f"a column cannot be handed over: {error}") from error
+        self._lock.acquire()
+        try:
+            if tokenizer != self._tokenizer:
+                self._dealer.write([encode_message({"tokenizer": tokenizer})])
+                self._dealer.read(1)
+                self._tokenizer = tokenizer
+            self._dealer.write([request])
+        except BaseException:
+            self._lock.release()
+            raise
+
+        def collect() -> list[np.ndarray]:
+            try:
+                [answer] = self._dealer.read(1)
+            finally:
+                self._lock.release()
+            return list(np.frombuffer(answer).reshape(len(rewards), -1))
+
+        return collect
+
+    @property
+    def alive(self) -> bool:
+        return self._dealer.alive
+
+    def close(self) -> None:
+        self._dealer.close()
+
+
+class Dealer:
+    """In the process that deals out: cuts the samples into even parts, one for each of its workers."""
+
+    def __init__(self, number: int):
+        self.workers = Workers(number)
+
+    @property
+    def alive(self) -> bool:
+        return self.workers.alive
+
+    def load(self, tokenizer: str) -> None:
+        number = len(self.workers.processes)
+        self.workers.write([encode_message({"tokenizer": tokenizer})] * number)
+        self.workers.read(number)
+
+    def score(self, asked: dict[str, Any], payload: bytes) -> bytes:
+        """As `reward_worker.score`. The columns of a message have one value for each of its groups."""
+        groups = read_groups(asked, payload)
+        shared = {name: asked[name] for name in ("rewards", "timeout")}
+        chunks = cut(groups, asked["columns"], len(self.workers.processes), by_row=False)
+        self.workers.write([encode_message(shared | told, ids) for told, ids in chunks])
+        answers = self.workers.read(len(chunks))
+        parts = [np.frombuffer(answer).reshape(len(asked["rewards"]), -1) for answer in answers]
+        return np.concatenate(parts, axis=1).tobytes()
+
+
+def cut(
+    groups: Sequence[Group], columns: dict[str, list[Any]], number: int, by_row: bool = True
+) -> list[tuple[dict[str, Any], bytes]]:
+    """Chunks of about equal numbers of samples, in order: what a worker is told of each, and the draws.
+
+    columns: one value for each input, by which groups know their row, or (by_row=False) one for each group.
+    """
     starts = np.cumsum([0, *(group.draws.shape[1] for group in groups)]).tolist()
     total = starts[-1]
     number = min(number, max(total // LEAST, 1))
@@ -140,7 +186,8 @@ def _cut(groups: Sequence[Group], columns: dict[str, list[Any]], number: int) ->
             [group.row, group.static.tolist(), group.places.tolist(), part.shape[1]]
             for group, part in zip(own, parts, strict=True)
         ]
-        needed = {name: [values[group.row] for group in own] for name, values in columns.items()}
+        at_columns = [group.row for group in own] if by_row else inside
+        needed = {name: [values[at] for at in at_columns] for name, values in columns.items()}
         chunks.append(({"groups": told, "columns": needed}, b"".join(part.tobytes() for part in parts)))
     return chunks
 
@@ -166,3 +213,7 @@ def spare_workers(processes: int = 1) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = cores // processes
     return min(own - 2, MOST) if own >= 4 else 0
+
+
+if __name__ == "__main__":
+    serve(Dealer(int(sys.argv[1])))

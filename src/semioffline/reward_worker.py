@@ -23,6 +23,10 @@ import numpy as np
 LENGTHS = struct.Struct("<II")
 
 
+class PoolError(RuntimeError):
+    """A worker could not answer."""
+
+
 class Group(NamedTuple):
     """Samples that share a text but for the tokens at some places."""
 
@@ -63,47 +67,71 @@ def _reward(name: str) -> Any:
     return load_reward(name)[1]
 
 
+def read_groups(asked: dict[str, Any], payload: bytes) -> list[Group]:
+    groups, start, draws = [], 0, np.frombuffer(payload, np.int32)
+    for row, static, places, many in asked["groups"]:
+        end = start + len(places) * many
+        own = draws[start:end].reshape(len(places), many)
+        groups.append(Group(row, np.array(static, np.int32), np.array(places, np.int64), own))
+        start = end
+    return groups
+
+
+class Worker:
+    """Decodes and scores in this process."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.decoder: Any = None
+
+    def load(self, tokenizer: str) -> None:
+        from tokenizers import Tokenizer
+
+        from semioffline.fast_decode import FastDecoder
+
+        self.decoder = FastDecoder(Tokenizer.from_str(tokenizer))
+
+    def score(self, asked: dict[str, Any], payload: bytes) -> bytes:
+        return score(self.decoder, asked, payload)
+
+
 def score(decoder: Any, asked: dict[str, Any], payload: bytes) -> bytes:
     """The values of one message."""
     from semioffline.reward_calls import call_once, repeat
 
-    groups, start = [], 0
-    for row, static, places, many in asked["groups"]:
-        end = start + 4 * len(places) * many
-        draws = np.frombuffer(payload[start:end], np.int32).reshape(len(places), many)
-        groups.append(Group(row, np.array(static, np.int32), np.array(places, np.int64), draws))
-        start = end
-    ids = [sample for group in groups for sample in group.ids()]
-    texts = decoder.decode(ids)
+    groups = read_groups(asked, payload)
     counts = [group.draws.shape[1] for group in groups]
+    texts = []
+    for group, many in zip(groups, counts, strict=True):
+        texts += decoder.complete(group.static.tolist(), group.places.tolist(), group.draws.tolist(), many)
     columns = repeat(asked["columns"], counts) | {"completions": texts}
     rows = [group.row for group, many in zip(groups, counts, strict=True) for _ in range(many)]
     values = [call_once(name, _reward(name), columns, rows, asked["timeout"]) for name in asked["rewards"]]
     return np.array(values, np.float64).tobytes()
 
 
-def main() -> None:
+def serve(worker: Any) -> None:
+    """Answer messages until there are none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then closes the pipe
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand among the answers
-    decoder: Any = None
     while (message := read_message(source)) is not None:
         asked, payload = message
         try:
             if "tokenizer" in asked:
-                from tokenizers import Tokenizer
-
-                from semioffline.fast_decode import FastDecoder
-
-                decoder = FastDecoder(Tokenizer.from_str(asked["tokenizer"]))
+                worker.load(asked["tokenizer"])
                 answer = encode_message({})
             else:
-                answer = encode_message({}, score(decoder, asked, payload))
+                answer = encode_message({}, worker.score(asked, payload))
         except Exception as error:
-            answer = encode_message({"error": f"{type(error).__name__}: {error}"})
+            if not worker.alive:
+                return  # whoever waits for an answer sees that this process has ended
+            name = "" if isinstance(error, PoolError) else f"{type(error).__name__}: "
+            answer = encode_message({"error": f"{name}{error}"})
         answers.write(answer)
         answers.flush()
 
 
 if __name__ == "__main__":
-    main()
+    serve(Worker())

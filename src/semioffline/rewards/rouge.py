@@ -63,6 +63,10 @@ class _Vocabulary(dict[bytes, str]):
         self._symbols: dict[str, str] = {}
         self._numbers = count()
 
+    @property
+    def has_stems(self) -> bool:
+        return self._stem is not None
+
     def __missing__(self, word: bytes) -> str:
         stem = word.decode()
         if self._stem and len(stem) > 3:

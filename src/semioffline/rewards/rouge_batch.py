@@ -7,7 +7,8 @@ so the values are the same to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,9 @@ class Batch:
 
     def __init__(self, references: Sequence[str], completions: Sequence[Sequence[str]], vocabulary: Any):
         """completions: for each reference, its own."""
-        texts = [*references, *(text for own in completions for text in own)]
-        lowered = [text.lower().encode("ascii", "replace").translate(_SEPARATE) for text in texts]
-        words = b"".join([text + b" " + _BETWEEN + b" " for text in lowered]).split()
-        self.line = "".join(map(vocabulary.__getitem__, words))
+        self.line, between = _write(_words(references), _words(chain(*completions)), vocabulary)
         codes = np.frombuffer(self.line.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-        self.ends = np.flatnonzero(codes == ord(vocabulary[_BETWEEN]))
+        self.ends = np.flatnonzero(codes == ord(between))
         self.starts = np.concatenate([[0], self.ends[:-1] + 1])
         self.lengths = self.ends - self.starts
         self.references = len(references)
@@ -97,6 +95,29 @@ class Batch:
         wanted = np.where(some, self.lengths[self.group[self.references :]] - n + 1, 1)
         precision, recall = hits / totals, hits / wanted
         return 2 * precision * recall / np.where(some, precision + recall, 1.0)
+
+
+def _words(texts: Iterable[str]) -> list[bytes]:
+    """The words of all texts, and what stands between texts after each."""
+    after = b" " + _BETWEEN + b" "
+    lowered = [text.lower().encode("ascii", "replace").translate(_SEPARATE) + after for text in texts]
+    return b"".join(lowered).split()
+
+
+def _write(head: list[bytes], words: list[bytes], vocabulary: Any) -> tuple[str, str]:
+    """One character for each word of the references (head) and of the completions; and that between texts.
+
+    Without stems only words of the references need characters of their own: a table of a few words is looked up
+    several times faster than one of all words that were ever seen.
+    """
+    if vocabulary.has_stems:
+        try:
+            line = "".join(map(vocabulary.get, chain(head, words)))
+        except TypeError:  # a word that has none yet
+            line = "".join(map(vocabulary.__getitem__, chain(head, words)))
+        return line, vocabulary[_BETWEEN]
+    known = {word: chr(n) for n, word in enumerate(dict.fromkeys(head), start=1)}
+    return "".join(map(known.get, chain(head, words), repeat("\0"))), known[_BETWEEN]
 
 
 def _find(known: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
