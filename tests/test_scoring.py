@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from semioffline.errors import UserError
-from semioffline.reward_pool import cut, shared_pool, spare_workers
-from semioffline.reward_worker import Group
+from semioffline.reward_pool import Part, cut, shared_pool, spare_workers
 from semioffline.scoring import RewardError, RewardSet, Scorer, describe
 from semioffline.types import Samples
 
@@ -450,7 +449,7 @@ def test_a_worker_that_dies_stops_nothing(policy, tiny_batch, caplog, who):
     scorer = Scorer(policy, RewardSet("rouge"), workers=2)
     expected = scorer(samples_of(batch, 15), batch).rewards
     pool = shared_pool(2)
-    dealer = pool._dealer.processes[0].pid
+    dealer = pool.dealer.processes[0].pid
     workers = two_workers_of(dealer)
     os.kill(workers[1] if who == "worker" else dealer, signal.SIGKILL)
     with caplog.at_level(logging.WARNING):
@@ -471,7 +470,7 @@ def wait_for_the_end_of(processes):
 def test_workers_end_when_their_parent_is_killed():
     code = (
         "from semioffline.reward_pool import shared_pool\nimport time\n"
-        "print(shared_pool(2)._dealer.processes[0].pid, flush=True)\ntime.sleep(60)"
+        "print(shared_pool(2).dealer.processes[0].pid, flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     dealer = int(parent.stdout.readline())
@@ -493,26 +492,28 @@ def _runs(pid):
 
 def test_chunks_are_even_and_hold_every_sample_once():
     sizes = [50, 1, 0, 7, 64]
-    draws = [(np.arange(3 * many) + 1000 * b).reshape(3, many).astype(np.int32) for b, many in enumerate(sizes)]
-    groups = [Group(b, np.arange(6), np.array([1, 2, 4]), own) for b, own in enumerate(draws)]
-    chunks = cut(groups, {"references": [[str(b)] for b in range(5)]}, 5)
-    found: dict[int, list] = {b: [] for b in range(5)}
-    counts = []
-    for head, payload in chunks:
-        assert head["columns"]["references"] == [[str(group[0])] for group in head["groups"]]
-        left = np.frombuffer(payload, np.int32)
-        for row, _, places, many in head["groups"]:
-            found[row].append(left[: len(places) * many].reshape(len(places), many))
-            left = left[len(places) * many :]
-        assert not len(left)
-        counts.append(sum(group[3] for group in head["groups"]))
+    chunks = cut(sizes, 5)
+    counts = [sum(part.high - part.low for part in parts) for parts in chunks]
     assert max(counts) - min(counts) <= 1
-    for b, own in enumerate(draws):
-        assert np.array_equal(np.concatenate([np.zeros((3, 0), np.int32), *found[b]], axis=1), own)
+    found = [(part.at, k) for parts in chunks for part in parts for k in range(part.low, part.high)]
+    assert found == [(at, k) for at, size in enumerate(sizes) for k in range(size)]
 
 
 def test_few_samples_are_not_spread_over_many_workers():
-    assert len(cut([Group(0, np.arange(3), np.array([1]), np.zeros((1, 10), np.int32))], {}, 14)) == 1
+    assert cut([10], 14) == [[Part(0, 0, 10)]]
+
+
+def test_an_error_of_ones_own_function_leaves_workers_that_answer(policy, tiny_batch):
+    """What they were asked and nobody reads is not the answer to the next question."""
+    batch = tiny_batch(policy, 4)
+
+    def broken(completions, **kwargs):
+        raise KeyError("nothing")
+
+    with pytest.raises(RewardError, match="broken"):
+        Scorer(policy, RewardSet(["rouge", broken]), workers=2)(samples_of(batch, 15), batch)
+    here, there = (Scorer(policy, RewardSet("rouge"), workers=n)(samples_of(batch, 9), batch) for n in (0, 2))
+    assert torch.equal(here.rewards, there.rewards)
 
 
 def test_cores_to_spare(monkeypatch):

@@ -51,7 +51,7 @@ class FastDecoder:
             return self._decode_slowly(ids)
 
     def complete(self, static: list[int], places: list[int], draws: Sequence[list[int]], many: int) -> list[str]:
-        """The texts of `many` samples that have their own tokens at `places` of a text: draws has a list for each place.
+        """The texts of `many` samples that have tokens of their own at `places` of a text: in draws, a list a place.
 
         What stands between the places is put together once.
         """

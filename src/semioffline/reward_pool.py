@@ -11,12 +11,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from semioffline.reward_worker import Group, PoolError, encode_message, read_groups, read_message, serve
+from semioffline.reward_worker import Group, PoolError, deal, encode_message, read_groups, read_message, serve
 
 MOST = 16
 """More processes than this gain little: a chunk is then scored faster than it is handed over."""
@@ -93,51 +93,77 @@ class RewardPool:
     def __init__(self, number: int):
         self._lock = threading.Lock()
         self._tokenizer: str | None = None
-        self._dealer = Workers(1, *(("semioffline.reward_pool", str(number)) if number > 1 else ()))
+        self.dealer = Workers(1, *(("semioffline.reward_pool", str(number)) if number > 1 else ()))
 
-    def start(
+    def ask(
         self,
         tokenizer: str,
         rewards: Sequence[str],
         groups: Sequence[Group],
         columns: dict[str, list[Any]],
         timeout: float | None = None,
-    ) -> Callable[[], list[np.ndarray]]:
-        """Hand out the work. What comes back must be called: it gives, for each reward, the values of all samples.
+    ) -> Asked:
+        """Tell what will be scored. The pool is the caller's until it has the values, or closes what was asked.
 
         tokenizer: the JSON of a fast one; columns: one value for each input.
         """
-        [(told, ids)] = cut(groups, columns, 1)
+        needed = {name: [values[group.row] for group in groups] for name, values in columns.items()}
+        head = {"rewards": list(rewards), "timeout": timeout, "groups": [group.told() for group in groups]}
         try:
-            request = encode_message({"rewards": list(rewards), "timeout": timeout} | told, ids)
+            request = encode_message(head | {"columns": needed})
         except TypeError as error:
             raise PoolError(f"a column cannot be handed over: {error}") from error
         self._lock.acquire()
         try:
             if tokenizer != self._tokenizer:
-                self._dealer.write([encode_message({"tokenizer": tokenizer})])
-                self._dealer.read(1)
+                self.dealer.write([encode_message({"tokenizer": tokenizer})])
+                self.dealer.read(1)
                 self._tokenizer = tokenizer
-            self._dealer.write([request])
+            self.dealer.write([request])
         except BaseException:
             self._lock.release()
             raise
+        return Asked(self, len(rewards))
 
-        def collect() -> list[np.ndarray]:
-            try:
-                [answer] = self._dealer.read(1)
-            finally:
-                self._lock.release()
-            return list(np.frombuffer(answer).reshape(len(rewards), -1))
-
-        return collect
+    def release(self) -> None:
+        self._lock.release()
 
     @property
     def alive(self) -> bool:
-        return self._dealer.alive
+        return self.dealer.alive
 
     def close(self) -> None:
-        self._dealer.close()
+        self.dealer.close()
+
+
+class Asked:
+    """One request on its way: the draws go out, the values come back."""
+
+    def __init__(self, pool: RewardPool, rewards: int):
+        self._pool: RewardPool | None = pool
+        self._rewards = rewards
+
+    def send(self, draws: np.ndarray) -> None:
+        """draws: int32, group after group."""
+        assert self._pool is not None
+        self._pool.dealer.write([encode_message({}, draws.tobytes())])
+
+    def values(self) -> list[np.ndarray]:
+        """For each reward, the values of all samples."""
+        assert self._pool is not None
+        pool, self._pool = self._pool, None
+        try:
+            [answer] = pool.dealer.read(1)
+        finally:
+            pool.release()
+        return list(np.frombuffer(answer).reshape(self._rewards, -1))
+
+    def close(self) -> None:
+        """Give up what was not answered: its processes wait for draws, or are not read, and so they end."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool.release()
+            self._pool = None
 
 
 class Dealer:
@@ -145,6 +171,8 @@ class Dealer:
 
     def __init__(self, number: int):
         self.workers = Workers(number)
+        self._groups: list[Group] = []
+        self._parts: list[list[Part]] = []
 
     @property
     def alive(self) -> bool:
@@ -155,41 +183,47 @@ class Dealer:
         self.workers.write([encode_message({"tokenizer": tokenizer})] * number)
         self.workers.read(number)
 
-    def score(self, asked: dict[str, Any], payload: bytes) -> bytes:
-        """As `reward_worker.score`. The columns of a message have one value for each of its groups."""
-        groups = read_groups(asked, payload)
-        shared = {name: asked[name] for name in ("rewards", "timeout")}
-        chunks = cut(groups, asked["columns"], len(self.workers.processes), by_row=False)
-        self.workers.write([encode_message(shared | told, ids) for told, ids in chunks])
-        answers = self.workers.read(len(chunks))
-        parts = [np.frombuffer(answer).reshape(len(asked["rewards"]), -1) for answer in answers]
-        return np.concatenate(parts, axis=1).tobytes()
+    def prepare(self, asked: dict[str, Any]) -> None:
+        self._groups = read_groups(asked)
+        self._parts = cut([group.many for group in self._groups], len(self.workers.processes))
+        messages = []
+        for parts in self._parts:
+            told = [self._groups[part.at].told(part.high - part.low) for part in parts]
+            columns = {name: [values[part.at] for part in parts] for name, values in asked["columns"].items()}
+            messages.append(encode_message(asked | {"groups": told, "columns": columns}))
+        self.workers.write(messages)
+
+    def score(self, draws: np.ndarray) -> bytes:
+        own = deal(self._groups, draws)
+        sent = [b"".join(own[part.at][:, part.low : part.high].tobytes() for part in parts) for parts in self._parts]
+        self.workers.write([encode_message({}, one) for one in sent])
+        answers = self.workers.read(len(sent))
+        rewards = len(answers[0]) // 8 // sum(part.high - part.low for part in self._parts[0])
+        return np.concatenate([np.frombuffer(answer).reshape(rewards, -1) for answer in answers], axis=1).tobytes()
 
 
-def cut(
-    groups: Sequence[Group], columns: dict[str, list[Any]], number: int, by_row: bool = True
-) -> list[tuple[dict[str, Any], bytes]]:
-    """Chunks of about equal numbers of samples, in order: what a worker is told of each, and the draws.
+class Part(NamedTuple):
+    """Some samples of a group: from low on, below high."""
 
-    columns: one value for each input, by which groups know their row, or (by_row=False) one for each group.
-    """
-    starts = np.cumsum([0, *(group.draws.shape[1] for group in groups)]).tolist()
+    at: int
+    low: int
+    high: int
+
+
+def cut(counts: Sequence[int], number: int) -> list[list[Part]]:
+    """Groups of so many samples -> chunks of about equal numbers of samples, in order."""
+    starts = np.cumsum([0, *counts]).tolist()
     total = starts[-1]
     number = min(number, max(total // LEAST, 1))
     edges = [n * total // number for n in range(number + 1)]
-    chunks = []
-    for low, high in zip(edges, edges[1:], strict=False):
-        inside = [at for at in range(len(groups)) if starts[at] < high and starts[at + 1] > low]
-        parts = [groups[at].draws[:, max(low - starts[at], 0) : high - starts[at]] for at in inside]
-        own = [groups[at] for at in inside]
-        told = [
-            [group.row, group.static.tolist(), group.places.tolist(), part.shape[1]]
-            for group, part in zip(own, parts, strict=True)
+    return [
+        [
+            Part(at, max(low - starts[at], 0), min(high, starts[at + 1]) - starts[at])
+            for at in range(len(counts))
+            if starts[at] < high and starts[at + 1] > low
         ]
-        at_columns = [group.row for group in own] if by_row else inside
-        needed = {name: [values[at] for at in at_columns] for name, values in columns.items()}
-        chunks.append(({"groups": told, "columns": needed}, b"".join(part.tobytes() for part in parts)))
-    return chunks
+        for low, high in zip(edges, edges[1:], strict=False)
+    ]
 
 
 _POOLS: dict[int, RewardPool] = {}

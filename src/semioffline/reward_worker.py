@@ -3,9 +3,12 @@
 python -m semioffline.reward_worker is started by `reward_pool` and talks through its standard input and output. It
 loads neither torch nor the user's program, and ends when its input does.
 
-A message is two lengths (unsigned, 4 bytes each), a JSON text and bytes. Asked: {"rewards": names, "timeout": seconds,
-"groups": [[row, static ids, places, samples], ...], "columns": {name: one value a group}} with the groups' draws
-(int32), or {"tokenizer": JSON}. Answered: {} with the values (float64, reward after reward), or {"error": text}.
+A message is two lengths (unsigned, 4 bytes each), a JSON text and bytes:
+{"tokenizer": JSON}, answered by {};
+{"rewards": names, "timeout": seconds, "groups": [[row, static ids, places, samples], ...], "columns": {name: one value
+a group}}, which is known before the samples are drawn and is not answered;
+then {} with the draws (int32, group after group), answered by {} with the values (float64, reward after reward) or by
+{"error": text}.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,14 +40,37 @@ class Group(NamedTuple):
     """(T,) the text's token ids."""
     places: np.ndarray
     """(m,) where the samples have tokens of their own."""
-    draws: np.ndarray
-    """(m, K) these tokens, int32."""
+    many: int
+    """K"""
 
-    def ids(self) -> list[list[int]]:
-        """K complete samples."""
-        whole = np.repeat(self.static[None], self.draws.shape[1], axis=0)
-        whole[:, self.places] = self.draws.T
+    @property
+    def size(self) -> int:
+        """How many draws it has."""
+        return len(self.places) * self.many
+
+    def told(self, many: int | None = None) -> list[Any]:
+        """For a message, with only so many of its samples."""
+        return [self.row, self.static.tolist(), self.places.tolist(), self.many if many is None else many]
+
+    def ids(self, draws: np.ndarray) -> list[list[int]]:
+        """K complete samples. draws: (m, K)"""
+        whole = np.repeat(self.static[None], self.many, axis=0)
+        whole[:, self.places] = draws.T
         return whole.tolist()
+
+
+def read_groups(asked: dict[str, Any]) -> list[Group]:
+    return [Group(row, np.array(s, np.int32), np.array(p, np.int64), many) for row, s, p, many in asked["groups"]]
+
+
+def deal(groups: Sequence[Group], draws: np.ndarray) -> list[np.ndarray]:
+    """Of all draws, group after group, each group's own, (m, K)."""
+    ends = np.cumsum([group.size for group in groups]).tolist()
+    starts = [0, *ends[:-1]]
+    return [
+        draws[start:end].reshape(len(group.places), group.many)
+        for group, start, end in zip(groups, starts, ends, strict=True)
+    ]
 
 
 def encode_message(head: dict[str, Any], payload: bytes = b"") -> bytes:
@@ -67,16 +94,6 @@ def _reward(name: str) -> Any:
     return load_reward(name)[1]
 
 
-def read_groups(asked: dict[str, Any], payload: bytes) -> list[Group]:
-    groups, start, draws = [], 0, np.frombuffer(payload, np.int32)
-    for row, static, places, many in asked["groups"]:
-        end = start + len(places) * many
-        own = draws[start:end].reshape(len(places), many)
-        groups.append(Group(row, np.array(static, np.int32), np.array(places, np.int64), own))
-        start = end
-    return groups
-
-
 class Worker:
     """Decodes and scores in this process."""
 
@@ -84,6 +101,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.decoder: Any = None
+        self.asked: dict[str, Any] = {}
 
     def load(self, tokenizer: str) -> None:
         from tokenizers import Tokenizer
@@ -92,23 +110,21 @@ class Worker:
 
         self.decoder = FastDecoder(Tokenizer.from_str(tokenizer))
 
-    def score(self, asked: dict[str, Any], payload: bytes) -> bytes:
-        return score(self.decoder, asked, payload)
+    def prepare(self, asked: dict[str, Any]) -> None:
+        self.asked = asked
 
+    def score(self, draws: np.ndarray) -> bytes:
+        """The values of what was asked."""
+        from semioffline.reward_calls import call_once, repeat
 
-def score(decoder: Any, asked: dict[str, Any], payload: bytes) -> bytes:
-    """The values of one message."""
-    from semioffline.reward_calls import call_once, repeat
-
-    groups = read_groups(asked, payload)
-    counts = [group.draws.shape[1] for group in groups]
-    texts = []
-    for group, many in zip(groups, counts, strict=True):
-        texts += decoder.complete(group.static.tolist(), group.places.tolist(), group.draws.tolist(), many)
-    columns = repeat(asked["columns"], counts) | {"completions": texts}
-    rows = [group.row for group, many in zip(groups, counts, strict=True) for _ in range(many)]
-    values = [call_once(name, _reward(name), columns, rows, asked["timeout"]) for name in asked["rewards"]]
-    return np.array(values, np.float64).tobytes()
+        asked, texts = self.asked, []
+        groups = read_groups(asked)
+        for (_, static, places, many), own in zip(asked["groups"], deal(groups, draws), strict=True):
+            texts += self.decoder.complete(static, places, own.tolist(), many)
+        columns = repeat(asked["columns"], [group.many for group in groups]) | {"completions": texts}
+        rows = [group.row for group in groups for _ in range(group.many)]
+        values = [call_once(name, _reward(name), columns, rows, asked["timeout"]) for name in asked["rewards"]]
+        return np.array(values, np.float64).tobytes()
 
 
 def serve(worker: Any) -> None:
@@ -116,17 +132,27 @@ def serve(worker: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then closes the pipe
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand among the answers
+    problem: Exception | None = None
     while (message := read_message(source)) is not None:
         asked, payload = message
         try:
+            if "groups" in asked:
+                problem = None
+                worker.prepare(asked)
+                continue
             if "tokenizer" in asked:
                 worker.load(asked["tokenizer"])
                 answer = encode_message({})
+            elif problem is not None:
+                raise problem
             else:
-                answer = encode_message({}, worker.score(asked, payload))
+                answer = encode_message({}, worker.score(np.frombuffer(payload, np.int32)))
         except Exception as error:
             if not worker.alive:
                 return  # whoever waits for an answer sees that this process has ended
+            if "groups" in asked:
+                problem = error
+                continue
             name = "" if isinstance(error, PoolError) else f"{type(error).__name__}: "
             answer = encode_message({"error": f"{name}{error}"})
         answers.write(answer)

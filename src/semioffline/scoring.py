@@ -21,8 +21,8 @@ from semioffline.errors import UserError
 from semioffline.losses import equal_rewards
 from semioffline.policy import Policy
 from semioffline.reward_calls import RewardError, call, call_once, check, columns_for, raised, reward_columns
-from semioffline.reward_pool import PoolError, shared_pool
-from semioffline.reward_worker import Group
+from semioffline.reward_pool import Asked, shared_pool
+from semioffline.reward_worker import Group, PoolError, deal
 from semioffline.rewards import REWARDS, RewardFunction, load_reward
 from semioffline.types import Batch, HostCopy, Samples, send
 
@@ -218,15 +218,20 @@ class Scorer:
 
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
         draws = HostCopy(samples.draws.int())
+
+        def score() -> Scores:
+            groups, order = _groups(samples)
+            return self._score(groups, lambda: draws.wait().numpy()[order].reshape(-1), batch)
+
         if not self.overlap:
-            return self._score(_groups(samples, draws.wait().numpy()), batch)
+            return score()
         future: Future[Scores] = Future()
 
         def work() -> None:
             try:
                 if self.policy.device.type == "cuda":
                     torch.cuda.set_device(self.policy.device)  # a new thread starts with the first device
-                future.set_result(self._score(_groups(samples, draws.wait().numpy()), batch))
+                future.set_result(score())
             except BaseException as error:  # raised again where the scores are read
                 future.set_exception(error)
 
@@ -235,67 +240,79 @@ class Scorer:
 
     def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
         """B * K token lists, the K samples of a row together. Waits: what calls this has nothing else to do."""
-        none = np.zeros(0, np.int64), np.zeros((0, 1), np.int32)
-        return self._score([Group(n // many, np.array(row, np.int32), *none) for n, row in enumerate(ids)], batch)
+        nowhere = np.zeros(0, np.int64)
+        groups = [Group(n // many, np.array(row, np.int32), nowhere, 1) for n, row in enumerate(ids)]
+        return self._score(groups, lambda: np.zeros(0, np.int32), batch)
 
-    def _score(self, groups: list[Group], batch: Batch) -> Scores:
-        started = time.perf_counter()
+    def _score(self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch) -> Scores:
+        """wait: gives the draws, group after group, when they are there."""
         with self._lock:
-            parts = self._values(groups, batch)
+            draws, started, parts = self._values(groups, wait, batch)
         rewards = torch.from_numpy(self.reward_set.add(parts)).float().view(len(batch), -1)
         seconds = time.perf_counter() - started
         return Scores(
-            send(rewards, batch.index.device), parts, lambda: self.policy.decode(_token_lists(groups)), seconds
+            send(rewards, batch.index.device), parts, lambda: self.policy.decode(_token_lists(groups, draws)), seconds
         )
 
-    def _values(self, groups: list[Group], batch: Batch) -> dict[str, Any]:
-        """Each reward's values: built-in ones from the workers, meanwhile the others in this process. What fails in a
-        worker is left to this process, where it fails again with the message it has without workers."""
+    def _values(
+        self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch
+    ) -> tuple[np.ndarray, float, dict[str, Any]]:
+        """The draws, when they came, and each reward's values: built-in ones from the workers, meanwhile the others in
+        this process. What fails in a worker is left to this process, where it fails again with the message it has
+        without workers."""
         elsewhere = list(self.reward_set.built_in) if self.workers else []
-        answers: list[np.ndarray] = []
+        draws: np.ndarray | None = None
+        started = time.perf_counter()
+        asked = None
         try:
-            collect = self._ask_workers(groups, batch) if elsewhere else None
-            try:
-                parts = self._call(groups, batch, but=elsewhere)
-            finally:
-                answers = collect() if collect is not None else []
+            asked = self._ask_workers(groups, batch) if elsewhere else None
+            draws, started = wait(), time.perf_counter()
+            if asked is not None:
+                asked.send(draws)
+            parts = self._call(groups, draws, batch, but=elsewhere)
+            if asked is not None:
+                parts |= dict(zip(elsewhere, asked.values(), strict=True))
         except PoolError as error:
             logger.warning("scoring in this process, because the worker processes could not: %s", error)
-            return self._call(groups, batch, but=())
-        return parts | dict(zip(elsewhere, answers, strict=True))
+            draws = wait() if draws is None else draws
+            parts = self._call(groups, draws, batch, but=())
+        finally:
+            if asked is not None:
+                asked.close()
+        return draws, started, parts
 
-    def _call(self, groups: list[Group], batch: Batch, but: Sequence[str]) -> dict[str, Any]:
+    def _call(self, groups: list[Group], draws: np.ndarray, batch: Batch, but: Sequence[str]) -> dict[str, Any]:
         """Score in this process."""
         if len(but) == len(self.reward_set.functions):
             return {}
-        ids = _token_lists(groups)
+        ids = _token_lists(groups, draws)
         many = len(ids) // len(batch)
         columns = reward_columns(batch.columns, self.policy.decode(ids), ids, many)
         return self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)
 
-    def _ask_workers(self, groups: list[Group], batch: Batch) -> Callable[[], list[np.ndarray]]:
-        """Have built-in rewards scored in other processes; what comes back gives the values."""
+    def _ask_workers(self, groups: list[Group], batch: Batch) -> Asked:
+        """Have built-in rewards scored in other processes. They are told before the samples are drawn."""
         names = self.reward_set.built_in
         needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
         pool, timeout = shared_pool(self.workers), self.reward_set.timeout
-        return pool.start(self._tokenizer, list(names.values()), groups, needed, timeout)
+        return pool.ask(self._tokenizer, list(names.values()), groups, needed, timeout)
 
 
-def _groups(samples: Samples, draws: np.ndarray) -> list[Group]:
-    """Row after row, its samples under each mask. draws: (M, K / n)."""
+def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
+    """Row after row, its samples under each mask; and the order that this gives to the rows of the draws."""
     static, hidden = samples.text.ids.cpu().numpy().astype(np.int32), samples.hidden.cpu().numpy()
-    lengths, size = samples.text.keep_mask.sum(1).tolist(), len(static)
-    ends = hidden.sum(1).cumsum().tolist()
-    starts = [0, *ends[:-1]]
-    return [
-        Group(b, static[b, : lengths[b]], hidden[at].nonzero()[0], draws[starts[at] : ends[at]])
-        for b in range(size)
-        for at in range(b, len(hidden), size)
-    ]
+    lengths, size, many = samples.text.keep_mask.sum(1).tolist(), len(static), samples.draws.shape[1]
+    masks = [at for b in range(size) for at in range(b, len(hidden), size)]
+    groups = [Group(at % size, static[at % size, : lengths[at % size]], hidden[at].nonzero()[0], many) for at in masks]
+    if len(hidden) == size:
+        return groups, slice(None)
+    ends = hidden.sum(1).cumsum()
+    rows = [np.arange(ends[at] - len(group.places), ends[at]) for at, group in zip(masks, groups, strict=True)]
+    return groups, np.concatenate(rows)
 
 
-def _token_lists(groups: list[Group]) -> list[list[int]]:
-    return [ids for group in groups for ids in group.ids()]
+def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
+    return [ids for group, own in zip(groups, deal(groups, draws), strict=True) for ids in group.ids(own)]
 
 
 def describe(rewards: Tensor) -> dict[str, float]:
