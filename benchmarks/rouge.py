@@ -114,15 +114,18 @@ def compare_jobs(stem: bool, args: argparse.Namespace) -> dict[str, object]:
     tokens = [text.replace(".", " .").split() for text in completions]
     ids = {word: number for number, word in enumerate(sorted({word for line in tokens for word in line}))}
     tokenizer = word_tokenizer(ids)
-    groups = []
+    groups, draws = [], []
     for row in range(args.references):  # as training hands them over: a text, and what was drawn at its places
         own = np.array([[ids[w] for w in line] for line in tokens[row * args.samples :][: args.samples]], np.int32)
-        groups.append(Group(row, own[0], np.arange(own.shape[1]), own.T))
+        groups.append(Group(row, own[0], np.arange(own.shape[1]), len(own)))
+        draws.append(own.T.reshape(-1))
     columns = {"references": [[references[row * args.samples]] for row in range(args.references)]}
     pool, name = RewardPool(args.jobs), "rouge_stem" if stem else "rouge"
 
     def score() -> list[float]:
-        return pool.start(tokenizer, [name], groups, columns)()[0].tolist()
+        asked = pool.ask(tokenizer, [name], groups, columns)
+        asked.send(np.concatenate(draws))
+        return asked.values()[0].tolist()
 
     first, values = timed(score, time.perf_counter)
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=stem)
