@@ -87,7 +87,7 @@ def test_candidates_are_read_back_as_the_rows_they_were_made_from(tmp_path, read
     task, source = load_task("e2e"), write_split(tmp_path, "train", E2E)
     source = Source(data_dir=source.data_dir, model=readers["t5"])
     rows, stored = task.load(source, "train"), task.load(Source(data_dir=source.data_dir, raw=True), "train")
-    assert stored.to_list() == E2E
+    assert stored.remove_columns("references").to_list() == E2E  # those of all rows: a file may hold only some
     more = {"candidates": ["a"], "candidate_rewards": [1.0]}
     path = write(tmp_path / "candidates.jsonl", [row | more for row in stored])
     again = task.load(Source(files={"train": path}, model=readers["t5"]), "train")
@@ -116,9 +116,22 @@ def test_rows_with_the_same_input_become_one_with_all_references(tmp_path, reade
     assert again.to_list() == task.load(source, split).to_list()
 
 
-def test_training_rows_stay_single(tmp_path):
-    source = write_split(tmp_path, "train", E2E)
-    assert len(load_task("e2e").load(source, "train")) == 3
+def test_training_rows_stay_single_and_know_the_references_of_their_input(tmp_path):
+    task, source = load_task("e2e"), write_split(tmp_path, "train", E2E)
+    rows = task.load(source, "train")
+    assert [row["completion"] for row in rows] == [row["target"] for row in E2E]
+    by_text = {row["completion"]: row["references"] for row in rows}
+    assert by_text == {
+        "X is in the city.": ["X is in the city.", "In the city there is X."],
+        "In the city there is X.": ["In the city there is X.", "X is in the city."],
+        "Y.": ["Y."],
+    }
+    limited = task.load(Source(data_dir=source.data_dir, limit=1), "train")
+    assert len(limited) == 1
+    assert len(limited[0]["references"]) == 2
+    path = write(tmp_path / "again.jsonl", task.load(Source(data_dir=source.data_dir, raw=True), "train"))
+    again = task.load(Source(files={"train": path}), "train")
+    assert {row["completion"]: row["references"] for row in again} == by_text
 
 
 @pytest.mark.parametrize(
@@ -141,7 +154,8 @@ def test_training_rows_stay_single(tmp_path):
 def test_the_columns_that_people_have(tmp_path, task, row):
     write(tmp_path / "validation.jsonl", [row])  # nqg would hold one out of train
     source = write_split(tmp_path, "train", [row])
-    assert load_task(task).load(source, "train").to_list() == [{"prompt": "p", "completion": "c"}]
+    [loaded] = load_task(task).load(source, "train")
+    assert (loaded["prompt"], loaded["completion"]) == ("p", "c")
 
 
 def test_lists_are_joined_in_a_prompt_and_references_in_a_completion(tmp_path):

@@ -23,6 +23,7 @@ from semioffline.tasks.reading.rows import (
     rename,
     set_column,
     set_references,
+    share_references,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Corpus:
     forms: Mapping[str, str] = field(default_factory=dict)
     """kind of model -> prompt template; a kind that is not here reads the plain source."""
     grouped: bool = False
-    """Several rows share an input: in validation and test they become one row with all references."""
+    """Several rows share an input. Each knows the references of all; in validation and test they become one row."""
     held_out: HeldOut | None = None
     unpack: Callable[[Row], Iterable[Row]] | None = None
     """A stored row to the rows it stands for, where the stored form is another."""
@@ -79,12 +80,12 @@ class Corpus:
         chosen = _with_text(shaped, place)
         if held is not None:
             chosen = _choose_inputs(shaped["prompt"], chosen, held, split)
-        if self.grouped and split != "train":
-            groups = {chosen[index]: texts for index, texts in find_groups(shaped.select(chosen)).items()}
-            stored, shaped, chosen = set_references(stored, groups), set_references(shaped, groups), list(groups)
+        if self.grouped:
+            groups = _groups(shaped, chosen, one_row_each=split != "train")
+            shaped, chosen = set_references(shaped, groups), list(groups)
         chosen = chosen[: source.limit]
         if source.raw:
-            return stored.select(chosen)
+            return (set_references(stored, groups) if self.grouped else stored).select(chosen)
         form = source.prompt_template or self.form(source)
         if formed and form is not None and source.prompt_template is None:
             _say(f"{place(0)}: the rows have a column 'prompt', so they are taken as they are, not as '{form}'")
@@ -128,7 +129,7 @@ class Corpus:
                 f"no data for the {split} split: give --{split}_file FILE, or --data_dir FOLDER with files train*, "
                 f"validation* and test* (columns: {columns})"
             )
-        in_full = held is not None or (self.grouped and split != "train")
+        in_full = held is not None or self.grouped
         try:
             stored, place = open_rows(where, held.of if held else split, None if in_full else source.limit)
         except UserError as error:
@@ -216,6 +217,14 @@ def _with_text(shaped: "Dataset", place: Place) -> list[int]:
         count = f"{len(empty)} of {len(shaped):,} rows"
         _say(f"{count} have no prompt or no completion and are left out: {place(min(empty))}")
     return [index for index in range(len(shaped)) if index not in empty]
+
+
+def _groups(shaped: "Dataset", chosen: list[int], one_row_each: bool) -> dict[int, list[str]]:
+    """Row -> the references of its input; only the first row of each input, or every one."""
+    rows = shaped.select(chosen)
+    if one_row_each:
+        return {chosen[index]: texts for index, texts in find_groups(rows).items()}
+    return dict(zip(chosen, share_references(rows), strict=True))
 
 
 def _choose_inputs(prompts: Sequence[str], rows: list[int], held: HeldOut, split: str) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from reprlib import repr as short
 from string import Formatter
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 from semioffline.errors import UserError, unknown
 from semioffline.tasks.reading.formats import Row
@@ -97,6 +98,16 @@ def find_groups(dataset: "Dataset") -> dict[int, list[str]]:
     return groups
 
 
+def share_references(dataset: "Dataset") -> list[list[str]]:
+    """For each row, its completion first and then whatever else answers its prompt, in any row."""
+    rows = list(iterate(dataset, TEXTS))
+    answers = {str(rows[index]["prompt"]): dict.fromkeys(texts) for index, texts in find_groups(dataset).items()}
+    return [
+        [row["completion"], *(text for text in answers[str(row["prompt"])] if text != row["completion"])]
+        for row in rows
+    ]
+
+
 def set_references(dataset: "Dataset", references: Mapping[int, list[str]]) -> "Dataset":
     """The column `references`, by index; before rows are selected, or else datasets copies them all."""
     return set_column(dataset, "references", [references.get(index, []) for index in range(len(dataset))])
@@ -111,9 +122,10 @@ def iterate(dataset: "Dataset", names: Sequence[str]) -> Iterator[Row]:
 
 
 def set_column(dataset: "Dataset", name: str, values: list[Any]) -> "Dataset":
+    """Without the fingerprint that datasets would compute from all values: it takes longer than everything else."""
     if name in dataset.column_names:
         dataset = dataset.remove_columns(name)
-    return cast("Dataset", dataset.add_column(name, values))
+    return cast("Dataset", dataset.add_column(name, values, new_fingerprint=uuid4().hex))
 
 
 def rename(dataset: "Dataset", columns: Mapping[str, str]) -> "Dataset":
