@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semioffline import graphs
-from semioffline.graphs import GraphedForward, use_cuda_graphs
+from semioffline.graphs import GraphedForward, Replayed, use_cuda_graphs
 from semioffline.methods.semi_offline import Method
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Randomness, Row
@@ -95,7 +95,12 @@ def test_steps_replayed_by_cuda_are_plain_steps(tiny_policy, tiny_batch, setting
     for number in range(3):
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             found, expected = (step(model, batch, args, number) for model in (policy, plain))
-        assert_same(gradients(policy, found), gradients(plain, expected))
+        found, expected = gradients(policy, found), gradients(plain, expected)
+        if half:  # casts that plain autocast makes once, and sums in half precision, are made at each use
+            found, expected = (torch.cat([g.flatten() for g in some]) for some in (found, expected))
+            assert (found - expected).norm() < 0.03 * expected.norm()
+        else:
+            assert_same(found, expected)
     assert [len(stack.forward.graphs) for stack in policy.stacks()] == [1] * len(policy.stacks())
 
 
@@ -167,3 +172,34 @@ def test_padding_to_a_multiple_leaves_few_shapes_and_the_same_logits(tiny_policy
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert shapes
     assert all(length % 16 == 0 for length in shapes)
+
+
+def record_function(function: Any, inputs: list[torch.Tensor]) -> Any:
+    """As CUDA's: what comes out is written into the same place every time."""
+    output = function(*inputs)
+
+    def replay() -> torch.Tensor:
+        output.copy_(function(*inputs))
+        return output
+
+    return replay
+
+
+def test_a_replayed_function_gives_values_of_its_own(monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    calls = []
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        calls.append(a.shape)
+        return a * 2 + b
+
+    replayed = Replayed(function, record_function)
+    one, two = torch.arange(3.0), torch.ones(3)
+    first = replayed(one, two)
+    second = replayed(one + 5, two)
+    assert torch.equal(first, one * 2 + 1)
+    assert torch.equal(second, (one + 5) * 2 + 1)
+    for size in (4, 5, 6):  # two shapes are known by then: the others run as they are
+        assert torch.equal(replayed(torch.ones(size), torch.ones(size)), torch.full((size,), 3.0))
+    assert len(replayed._known) == 2
+    assert len(calls) == 3 + 2 + 2

@@ -25,24 +25,25 @@ class FastDecoder:
         settings = json.loads(tokenizer.to_str())
         self.special = {token["id"] for token in settings["added_tokens"] if token["special"]}
         kind = (settings.get("decoder") or {}).get("type")
-        self._pieces: list[bytes] = []
-        self._between = b" " if kind is None else b""
+        self.pieces: list[bytes] = []
+        """The text of each token; none where texts are more than that."""
+        self.between = b" " if kind is None else b""
         make = _PIECES.get(kind)
         if make is not None:
             size = tokenizer.get_vocab_size(with_added_tokens=True)
             tokens = [tokenizer.id_to_token(n) for n in range(size)]
-            self._pieces = [b"" if n in self.special or t is None else make(t) for n, t in enumerate(tokens)]
+            self.pieces = [b"" if n in self.special or t is None else make(t) for n, t in enumerate(tokens)]
             if not self._agrees():
-                self._pieces = []
+                self.pieces = []
 
     @property
     def is_fast(self) -> bool:
-        return bool(self._pieces)
+        return bool(self.pieces)
 
     def decode(self, ids: Sequence[list[int]]) -> list[str]:
-        if not self._pieces:
+        if not self.pieces:
             return self._decode_slowly(ids)
-        piece, between = self._pieces.__getitem__, self._between
+        piece, between = self.pieces.__getitem__, self.between
         try:
             if between and any(not self.special.isdisjoint(row[1:-1]) for row in ids):
                 return self._decode_slowly(ids)  # a token that is left out takes its space along
@@ -56,9 +57,9 @@ class FastDecoder:
         What stands between the places is put together once.
         """
         rows = zip(*draws, strict=True) if places else iter([()] * many)
-        if not self._pieces or not places or (self._between and self._leaves_out(static, draws)):
+        if not self.pieces or not places or (self.between and self._leaves_out(static, draws)):
             return self.decode([_fill(static, places, row) for row in rows])
-        piece, between = self._pieces.__getitem__, self._between
+        piece, between = self.pieces.__getitem__, self.between
         parts: list[Iterable[bytes]] = []
         before = 0
         try:
@@ -81,7 +82,7 @@ class FastDecoder:
 
     def _agrees(self) -> bool:
         rng = random.Random(0)
-        tries = [[rng.randrange(len(self._pieces)) for _ in range(n % 40)] for n in range(TRIES)]
+        tries = [[rng.randrange(len(self.pieces)) for _ in range(n % 40)] for n in range(TRIES)]
         tries += [[n] for n in sorted(self.special)]
         return self.decode(tries) == self._decode_slowly(tries)
 

@@ -67,6 +67,47 @@ def record(body: _Body, tensors: list[Tensor]) -> Callable[..., Tensor]:
     return body
 
 
+def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Tensor]:
+    """Record a function of tensors without gradient. Replayed, it reads `inputs` and writes what it returned."""
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # the first runs load kernels, which recording must not
+            for _ in range(3):
+                function(*inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            output = function(*inputs)
+
+    def replay() -> Tensor:
+        graph.replay()
+        return output
+
+    return replay
+
+
+class Replayed:
+    """A function of tensors without gradient as graphs, one for each shape of its inputs, at most MOST."""
+
+    def __init__(self, function: Callable[..., Tensor], record: Callable[..., Callable[[], Tensor]] = record_function):
+        self.function = function
+        self._record = record
+        self._known: dict[Any, tuple[list[Tensor], Callable[[], Tensor]]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key not in self._known:
+            if len(self._known) >= MOST:
+                return self.function(*tensors)
+            inputs = [tensor.detach().clone() for tensor in tensors]
+            self._known[key] = inputs, self._record(self.function, inputs)
+        inputs, replay = self._known[key]
+        for place, tensor in zip(inputs, tensors, strict=True):
+            place.copy_(tensor)
+        return replay().clone()
+
+
 class GraphedForward:
     """Stands for a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments
     that are neither tensors nor plain values, while the graph of the shape still waits for its backward, and after MOST

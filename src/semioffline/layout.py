@@ -30,7 +30,7 @@ def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layou
     device, batch = source.ids.device, source.ids.shape[0]
     prompt_lengths = source.keep_mask.sum(1)
     lengths = [(row.keep_mask.sum(1) - 1).clamp(min=0) for row in rows]
-    total = _round_up(int((prompt_lengths + sum(lengths)).max()), multiple)
+    total = round_up(int((prompt_lengths + sum(lengths)).max()), multiple)
     ids = torch.full((batch, total), pad_id, device=device)
     positions = torch.zeros_like(ids)
     segments = torch.full_like(ids, -1)
@@ -100,17 +100,17 @@ def widen(tensor: Tensor, length: int, value: Any) -> Tensor:
     return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
 
 
-def _round_up(length: int, multiple: int) -> int:
+def round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
 def pad_text(text: Text, multiple: int, pad_id: int) -> Text:
-    length = _round_up(text.ids.shape[1], multiple)
+    length = round_up(text.ids.shape[1], multiple)
     return Text(widen(text.ids, length, pad_id), widen(text.keep_mask, length, False), widen(text.words, length, -1))
 
 
 def pad_row(row: Row, multiple: int, pad_id: int) -> Row:
-    length = _round_up(row.ids.shape[1], multiple)
+    length = round_up(row.ids.shape[1], multiple)
     return replace(
         row,
         ids=widen(row.ids, length, pad_id),

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semioffline.device_rouge import on_device
 from semioffline.errors import UserError
 from semioffline.losses import equal_rewards
 from semioffline.policy import Policy
@@ -68,6 +69,13 @@ class RewardSet:
         total = np.zeros(len(next(iter(parts.values()), ())))
         for weight, name in zip(self.weights, self.functions, strict=True):
             total += weight * np.asarray(parts[name])
+        return total
+
+    def add_tensors(self, parts: dict[str, Tensor]) -> Tensor:
+        """The same of tensors in float64."""
+        total = torch.zeros_like(next(iter(parts.values())))
+        for weight, name in zip(self.weights, self.functions, strict=True):
+            total = total + weight * parts[name]
         return total
 
     def call(
@@ -151,13 +159,16 @@ class Scores:
         return [texts[i : i + many] for i in range(0, len(texts), many)]
 
     @cached_property
-    def metrics(self) -> dict[str, float]:
-        """What the log says about them."""
-        metrics = describe(self.rewards.cpu())
+    def metrics(self) -> dict[str, float | Tensor]:
+        """What the log says about them; on the device where they were computed there."""
+        on_host = not any(isinstance(values, Tensor) for values in self.parts.values())
+        metrics = describe(self.rewards.cpu() if on_host else self.rewards)
         for name, values in self.parts.items():
-            part = torch.tensor(values, dtype=torch.float32)
-            metrics[f"rewards/{name}/mean"] = part.nanmean().item()
-            metrics[f"rewards/{name}/std"] = _std(part.view(1, -1)).item()
+            part = values.float() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float32)
+            metrics[f"rewards/{name}/mean"] = part.nanmean()
+            metrics[f"rewards/{name}/std"] = _std(part.view(1, -1)).squeeze()
+        if on_host:
+            metrics = {name: value.item() for name, value in metrics.items()}
         return metrics | {"time/reward": self.seconds}
 
 
@@ -189,7 +200,7 @@ class PendingScores:
         return self._wait().texts
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float | Tensor]:
         return self._wait().metrics | {"time/reward_wait": self.waited}
 
 
@@ -197,19 +208,30 @@ class Scorer:
     """What a method calls: samples and their batch -> rewards.
 
     overlap: scoring runs in a thread, and what reads the scores waits. workers: so many processes decode and score for
-    built-in rewards. Neither changes a result.
+    built-in rewards. on_device: what can be computed where the samples are, is; replay: as graphs, which
+    this makes. None of these changes a result.
     """
 
-    def __init__(self, policy: Policy, reward_set: RewardSet, overlap: bool = False, workers: int = 0):
+    def __init__(
+        self,
+        policy: Policy,
+        reward_set: RewardSet,
+        overlap: bool = False,
+        workers: int = 0,
+        on_device: bool = False,
+        replay: Callable[..., Any] | None = None,
+    ):
         self.policy = policy
         self.reward_set = reward_set
         self.overlap = overlap
+        self.on_device = on_device
+        self._replay = replay
         self._lock = threading.Lock()  # reward functions are called one at a time
         self.workers = workers if reward_set.built_in and policy.tokenizer.is_fast else 0
 
     def start_workers(self) -> None:
         """Have them ready when the first samples come."""
-        if self.workers:
+        if self.workers and not (self.on_device and self._device_rewards):
             shared_pool(self.workers)
 
     @cached_property
@@ -217,6 +239,8 @@ class Scorer:
         return self.policy.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
 
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
+        if self.on_device and (found := self._score_on_device(samples, batch)) is not None:
+            return found
         draws = HostCopy(samples.draws.int())
 
         def score() -> Scores:
@@ -237,6 +261,37 @@ class Scorer:
 
         threading.Thread(target=work, name="rewards", daemon=True).start()
         return PendingScores(future)
+
+    @cached_property
+    def _device_rewards(self) -> dict[str, Any]:
+        """All reward functions as they are on the device; empty if one of them is not."""
+        tokenizer: Any = self.policy.tokenizer
+        if not tokenizer.is_fast:
+            return {}
+        given = {
+            name: on_device(function, tokenizer.backend_tokenizer, self.policy.device, self._replay)
+            for name, function in self.reward_set.functions.items()
+        }
+        return {} if None in given.values() else given
+
+    def _score_on_device(self, samples: Samples, batch: Batch) -> Scores | None:
+        """Nothing waits for these. None: only the host can score these rewards, or this batch."""
+        started, parts = time.perf_counter(), {}
+        for name, reward in self._device_rewards.items():
+            values = reward(samples, batch.columns["references"])
+            if values is None:
+                return None
+            parts[name] = values.view(-1)
+        if not parts:
+            return None
+        rewards = self.reward_set.add_tensors(parts).float().view(len(batch), -1)
+
+        def decode() -> list[str]:
+            groups, order = _groups(samples)
+            draws = samples.draws.int().cpu().numpy()[order].reshape(-1)
+            return self.policy.decode(_token_lists(groups, draws))
+
+        return Scores(rewards, parts, decode, time.perf_counter() - started)
 
     def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
         """B * K token lists, the K samples of a row together. Waits: what calls this has nothing else to do."""
@@ -315,15 +370,15 @@ def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
     return [ids for group, own in zip(groups, deal(groups, draws), strict=True) for ids in group.ids(own)]
 
 
-def describe(rewards: Tensor) -> dict[str, float]:
-    """What the log says about (B, K) rewards."""
+def describe(rewards: Tensor) -> dict[str, Any]:
+    """What the log says about (B, K) rewards: a number each, where the rewards are."""
     spread = _std(rewards)
     return {
-        "reward": rewards.nanmean().item(),
-        "reward_std": spread.mean().item(),
-        "frac_reward_zero_std": equal_rewards(rewards).float().mean().item(),
-        "frac_reward_none": rewards.isnan().float().mean().item(),
-        "rows_without_reward": rewards.isnan().all(1).float().sum().item(),
+        "reward": rewards.nanmean(),
+        "reward_std": spread.mean(),
+        "frac_reward_zero_std": equal_rewards(rewards).float().mean(),
+        "frac_reward_none": rewards.isnan().float().mean(),
+        "rows_without_reward": rewards.isnan().all(1).float().sum(),
     }
 
 

@@ -21,7 +21,7 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
-from semioffline.graphs import compile_layers, use_cuda_graphs
+from semioffline.graphs import Replayed, compile_layers, use_cuda_graphs
 from semioffline.limits import text_limits
 from semioffline.methods import BaseMethod, load_method
 from semioffline.model_setup import disable_dropout
@@ -122,12 +122,20 @@ class SemiOfflineTrainer(Trainer):
 
     def _make_scorer(self) -> Scorer:
         """Scoring goes on beside the model where the model is on a device and leaves the cores alone, or where worker
-        processes are asked for. A model on the CPU would share its cores with them."""
+        processes are asked for. A model on the CPU would share its cores with them. What can be scored on a CUDA device
+        is scored there."""
         args, workers = self.args, self.args.reward_workers
         if workers is None:
             workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         beside = args.overlap_rewards and (args.device.type != "cpu" or workers > 0)
-        return Scorer(self.policy, self.reward_set, overlap=beside, workers=workers if self.method.needs_reward else 0)
+        return Scorer(
+            self.policy,
+            self.reward_set,
+            overlap=beside,
+            workers=workers if self.method.needs_reward else 0,
+            on_device=args.overlap_rewards and args.device.type == "cuda",
+            replay=Replayed if args.cuda_graphs else None,
+        )
 
     def _check_metrics(self) -> None:
         """A metric that does not exist is told now, not at the first evaluation."""

@@ -87,7 +87,7 @@ class Method(BaseMethod):
         rows = [send(decision.samples.rows, device) for decision in decisions]
 
         def loss(*drawn: Tensor) -> Tensor:
-            given = [advantage.to(device) for advantage in self._advantages(scores, len(decisions))]
+            given = self._advantages(scores.rewards.to(device), len(decisions))
             parts = [
                 share * reinforce_sparse(z, own_rows, advantage, args.loss_scale)
                 for z, own_rows, advantage in zip(drawn, rows, given, strict=True)
@@ -96,9 +96,9 @@ class Method(BaseMethod):
 
         return Late(loss, *(decision.drawn for decision in decisions), ready=scores.ready)
 
-    def _advantages(self, scores: Scores | PendingScores, masks: int) -> list[Advantages]:
+    def _advantages(self, rewards: Tensor, masks: int) -> list[Advantages]:
         """One for each mask: b is the mean over its own samples."""
-        halves = scores.rewards.chunk(masks, dim=1)
+        halves = rewards.chunk(masks, dim=1)
         return [advantages(rewards, self.args.baseline, self.args.scale_rewards) for rewards in halves]
 
     def _static(self, policy: Policy, batch: Batch, randomness: Randomness) -> Text:
@@ -135,7 +135,9 @@ class Method(BaseMethod):
         static: Text,
         scores: Scores | PendingScores,
     ) -> list[dict[str, Any]]:
-        advantage = torch.cat([part.values for part in self._advantages(scores, len(observations))], dim=1).tolist()
+        advantage = torch.cat(
+            [part.values for part in self._advantages(scores.rewards, len(observations))], dim=1
+        ).tolist()
         rewards, texts = scores.rewards.tolist(), scores.texts
         rows = []
         for b, example in enumerate(batch.index.tolist()):

@@ -1,0 +1,156 @@
+"""ROUGE counted from token ids is ROUGE of the texts, to the last bit. On the CPU here; marked tests on a GPU."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from semioffline import device_rouge
+from semioffline.device_rouge import DeviceRouge, on_device
+from semioffline.fast_decode import FastDecoder
+from semioffline.graphs import Replayed
+from semioffline.rewards.rouge import Rouge
+from semioffline.scoring import RewardSet, Scorer
+from semioffline.types import Samples, Text
+from test_fast_decode import CORPUS, train
+from test_graphs import record_function
+
+KINDS = ["byte-level", "metaspace", "word-level"]
+VARIANTS = ("rouge1", "rouge2", "rougeL")
+
+
+def make_samples(tokenizer: Any, rng: random.Random, rows: int = 3, many: int = 6, masks: int = 1) -> Samples:
+    """Corpus texts with random tokens at hidden places, words of the corpus mostly: some samples hit, some repeat."""
+    texts = [tokenizer.encode(rng.choice(CORPUS)).ids[: rng.randint(1, 30)] for _ in range(rows)]
+    length = max(map(len, texts))
+    ids, keep = torch.zeros(rows, length, dtype=torch.long), torch.zeros(rows, length, dtype=torch.bool)
+    for b, text in enumerate(texts):
+        ids[b, : len(text)], keep[b, : len(text)] = torch.tensor(text), True
+    hidden = (torch.rand(masks * rows, length, generator=torch.Generator().manual_seed(rng.randrange(99))) < 0.5) & (
+        keep.repeat(masks, 1)
+    )
+    common, size = [i for text in CORPUS[:3] for i in tokenizer.encode(text).ids], tokenizer.get_vocab_size()
+    draws = [
+        [rng.choice(common) if rng.random() < 0.8 else rng.randrange(size) for _ in range(many)]
+        for _ in range(int(hidden.sum()))
+    ]
+    return Samples(Text(ids, keep, ids), hidden, torch.tensor(draws, dtype=torch.long).view(-1, many))
+
+
+def expected(tokenizer: Any, samples: Samples, references: list[list[str]], variants: Any = VARIANTS) -> torch.Tensor:
+    decoder = FastDecoder(tokenizer)
+    texts, rows = [], []
+    for b, own in enumerate(samples.ids):
+        kept = [row[samples.keep_mask[b]].tolist() for row in own]
+        texts += decoder.decode(kept)
+        rows += [references[b]] * len(kept)
+    values = Rouge(variants)(completions=texts, references=rows)
+    return torch.tensor(values, dtype=torch.float64).view(len(references), -1)
+
+
+def build(tokenizer: Any, variants: Any = VARIANTS, device: str = "cpu", replay: Any = None) -> DeviceRouge:
+    found = on_device(Rouge(variants), tokenizer, torch.device(device), replay)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("replay", [None, lambda function: Replayed(function, record_function)], ids=["", "replayed"])
+@pytest.mark.parametrize("masks", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_are_those_of_the_texts(kind: str, masks: int, replay: Any) -> None:
+    """Several references of different lengths; halves of characters, added and special tokens among the draws."""
+    tokenizer, rng = train(kind), random.Random(masks)
+    rouge = build(tokenizer, replay=replay)
+    seen = set()
+    for _ in range(25):
+        samples = make_samples(tokenizer, rng, masks=masks)
+        references = [
+            [" ".join(rng.choice(CORPUS).split()[: rng.randint(0, 14)]) for _ in range(rng.randint(1, 3))]
+            for _ in range(3)
+        ]
+        values = rouge(samples, references)
+        assert values is not None
+        assert torch.equal(values, expected(tokenizer, samples, references))
+        seen |= set(values.flatten().tolist())
+    assert len(seen) > 30
+
+
+@pytest.mark.parametrize("variants", [("rouge1",), ("rouge3", "rougeL"), ("rougeL", "rouge4", "rouge2")])
+def test_any_variants_in_any_order(variants: tuple[str, ...]) -> None:
+    tokenizer, rng = train("byte-level"), random.Random(5)
+    samples, references = make_samples(tokenizer, rng), [[CORPUS[0]], [CORPUS[2]], [CORPUS[0], CORPUS[2]]]
+    values = build(tokenizer, variants)(samples, references)
+    assert values is not None
+    assert torch.equal(values, expected(tokenizer, samples, references, variants))
+
+
+@pytest.mark.parametrize("words", [61, 62, 63, 90])
+def test_a_long_reference_and_parts_of_a_batch(words: int, monkeypatch: Any) -> None:
+    """More words than a number has bits, on one side; and so many pairs that they are compared in several goes."""
+    monkeypatch.setattr(device_rouge, "MOST_AT_ONCE", 10_000)
+    tokenizer, rng = train("word-level"), random.Random(6)
+    samples = make_samples(tokenizer, rng, many=9)
+    references = [[" ".join(rng.choice(CORPUS[0].split()) for _ in range(words))] for _ in range(3)]
+    values = build(tokenizer)(samples, references)
+    assert values is not None
+    assert torch.equal(values, expected(tokenizer, samples, references))
+
+
+def test_what_only_the_host_can_tell(monkeypatch: Any) -> None:
+    """Long on both sides, no reference, letters whose lower case is another alphabet's."""
+    tokenizer, rng = train("word-level"), random.Random(7)
+    samples, rouge = make_samples(tokenizer, rng), build(tokenizer)
+    monkeypatch.setattr(device_rouge, "BITS", 3)
+    assert rouge(samples, [["a b c d e"]] * 3) is None
+    assert build(tokenizer, ("rouge1",))(samples, [["a b c d e"]] * 3) is not None
+    monkeypatch.undo()
+    assert rouge(samples, [["a"], [], ["b"]]) is None
+    assert rouge(samples, [["a"], ["20 \N{KELVIN SIGN}"], ["b"]]) is None
+    assert rouge(samples, [["a"], ["é \N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"], ["b"]]) is None
+
+
+@pytest.mark.parametrize(
+    "reward", [Rouge(use_stemmer=True), Rouge("rougeLsum"), Rouge(multi_reference="mean"), lambda **kwargs: []]
+)
+def test_rewards_that_stay_on_the_host(reward: Any) -> None:
+    assert on_device(reward, train("byte-level"), torch.device("cpu")) is None
+    assert on_device(Rouge(), train("word-piece"), torch.device("cpu")) is None
+
+
+def test_a_scorer_gives_the_same_either_way(tiny_policy: Any, tiny_batch: Any) -> None:
+    policy = tiny_policy("bart")
+    batch = tiny_batch(policy, 4)
+    hidden = batch.target.ordinary & (batch.target.words % 2 == 1)
+    draws = torch.arange(int(hidden.sum()) * 5).view(-1, 5) % 90 + 20
+    samples = Samples(batch.target, hidden, draws)
+    rewards = RewardSet(["rouge", "rougeL"], weights=[0.3, 1.7])
+    here, there = (Scorer(policy, rewards, on_device=on)(samples, batch) for on in (False, True))
+    assert isinstance(there.parts["rouge"], torch.Tensor)
+    assert torch.equal(here.rewards, there.rewards)
+    assert here.rewards.std() > 0
+    assert here.texts == there.texts
+    numbers = {name: float(value) for name, value in there.metrics.items() if name != "time/reward"}
+    assert numbers == {name: value for name, value in here.metrics.items() if name != "time/reward"}
+    mixed = Scorer(policy, RewardSet(["rouge", "click_rate"]), on_device=True)(samples, batch)
+    assert not isinstance(mixed.parts["rouge"], torch.Tensor)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("replay", [None, Replayed])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_without_waiting(kind: str, replay: Any) -> None:
+    tokenizer, rng = train(kind), random.Random(8)
+    rouge = build(tokenizer, device="cuda", replay=replay)
+    for masks in (1, 2):
+        samples = make_samples(tokenizer, rng, masks=masks)
+        references = [[CORPUS[0], CORPUS[2]], [CORPUS[2]], ["the cat"]]
+        drawn = Samples(samples.text, samples.hidden, samples.draws.cuda())
+        rouge(drawn, references)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            values = rouge(drawn, references)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert values is not None
+        assert torch.equal(values.cpu(), expected(tokenizer, samples, references))
