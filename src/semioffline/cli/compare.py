@@ -140,6 +140,10 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, di
     return own | {START: given.get(START, {})}
 
 
+def _is_one_run(only: str | None) -> bool:
+    return only is not None and only != "timing" and not only.startswith("start:")
+
+
 def _one(only: str, plan: Any) -> tuple[str, int]:
     every = [f"{method}:{seed}" for method in plan.methods for seed in plan.seeds[method]]
     if only not in every:
@@ -156,18 +160,22 @@ def prepare(
     data: DataOptions, model: ModelOptions, options: CompareOptions, settings: Any, folder: Path, say: Any
 ) -> tuple[Path, Any]:
     """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them."""
+    from semioffline.candidates import OUTPUT
     from semioffline.comparison import START
+    from semioffline.tasks.files import load_rows
     from semioffline.trainer import SemiOfflineTrainer
 
-    task = data.load_task()
-    args = settings(START, output_dir=str(folder / "start"), max_steps=max(options.start_steps, 1))
-    rows = task.load(data.source(args.seed), "train")
-    start = folder / "start" / "model"
+    start, made = folder / "start" / "model", folder / "candidates" / OUTPUT
     if options.start_steps == 0:
         if model.model is None:
             raise UserError("--start_steps 0 needs --model: a model that was fine-tuned with masks")
         start = Path(model.model)
-    elif not (start / "config.json").exists():
+    if _is_one_run(options.only) and (start / "config.json").exists() and made.exists():
+        return start, load_rows(made)  # what was prepared for all runs is not looked at again in each
+    task = data.load_task()
+    args = settings(START, output_dir=str(folder / "start"), max_steps=max(options.start_steps, 1))
+    rows = task.load(data.source(args.seed), "train")
+    if options.start_steps and not (start / "config.json").exists():
         say("start: M-FT")
         rate = {"learning_rate": options.start_learning_rate, "eval_on_start": False}
         args = settings(START, output_dir=str(folder / "start"), max_steps=options.start_steps, **rate)
