@@ -16,16 +16,16 @@ from pathlib import Path
 COMPARISONS = {
     # name: recipe, model, data, runs at a time
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 6),
-    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 5),
-    "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 5),
+    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 3),
+    "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3),
     "e2e-variants": ("compare-e2e-variants", None, "e2e", 14),
 }
 FOLLOWS = {"e2e-variants": "e2e-flan-t5"}
 """These have the start and the candidates of another one, and come after it."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
-TRIALS = 2
-"""What fails is tried again, once: side by side, runs may want more memory than there is."""
+TRIALS = 3
+"""What fails is tried again: side by side, runs may want more memory than there is."""
 
 
 def say(text: str) -> None:
