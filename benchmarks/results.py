@@ -15,8 +15,8 @@ from pathlib import Path
 
 COMPARISONS = {
     # name: recipe, model, data, runs at a time
-    "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 6),
-    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 3),
+    "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 5),
+    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 2),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3),
     "e2e-variants": ("compare-e2e-variants", None, "e2e", 14),
 }

@@ -45,7 +45,7 @@ def graphed(tiny_policy, monkeypatch):
 
     def build(kind: str) -> tuple[Any, list[GraphedForward]]:
         monkeypatch.setattr(graphs, "record", record)
-        monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (None, dict, record))
+        monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (None, dict, bool, record))
         policy = tiny_policy(kind).train()
         use_cuda_graphs(policy)
         return policy, [stack.forward for stack in policy.stacks()]
@@ -120,6 +120,19 @@ def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind):
 
     for _ in range(2):
         assert_same(gradients(policy, loss(policy)), gradients(plain, loss(plain)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embeddings_that_are_added_are_not_recorded(graphed, tiny_policy, tiny_batch, settings, kind):
+    """observation=pre: what is added changes from step to step and is no input of the decoder."""
+    policy, stacks = graphed(kind)
+    plain, args = tiny_policy(kind).train(), settings(num_samples=4, observation="pre")
+    batch = tiny_batch(policy)
+    for number in range(2):
+        assert_same(
+            gradients(policy, step(policy, batch, args, number)), gradients(plain, step(plain, batch, args, number))
+        )
+    assert not stacks[0].graphs
 
 
 def test_without_gradient_and_in_generation_nothing_is_recorded(graphed, tiny_batch, settings):

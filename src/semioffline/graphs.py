@@ -110,20 +110,21 @@ class Replayed:
 
 class GraphedForward:
     """Stands for a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments
-    that are neither tensors nor plain values, while the graph of the shape still waits for its backward, and after MOST
-    shapes."""
+    that are neither tensors nor plain values, while `blocked`, while the graph of the shape still waits for its
+    backward, and after MOST shapes."""
 
     def __init__(
         self,
         module: nn.Module,
         run: Callable[..., Any] | None = None,
         extra: Callable[[], dict[str, Tensor]] = dict,
+        blocked: Callable[[], bool] = bool,
         record: Callable[[_Body, list[Tensor]], Callable[..., Tensor]] = record,
     ):
         """run: what to call in the place of the module's own forward; extra: gives tensors that it is to be called with
         beside those that the model passes."""
         self.module = module
-        self.extra = extra
+        self.extra, self.blocked = extra, blocked
         self.plain = run or module.forward
         self._names = list(inspect.signature(module.forward).parameters)
         self.graphs: dict[Any, _Graph] = {}
@@ -135,7 +136,7 @@ class GraphedForward:
         tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
         rest = {name: value for name, value in kwargs.items() if not isinstance(value, Tensor)}
         simple = all(value is None or isinstance(value, (bool, int, float, str)) for value in rest.values())
-        if not simple or not self.module.training or not torch.is_grad_enabled():
+        if not simple or self.blocked() or not self.module.training or not torch.is_grad_enabled():
             return self.plain(**kwargs)
         graph = self._find(tensors, rest)
         if graph is None or graph.busy:
@@ -197,4 +198,4 @@ def use_cuda_graphs(policy: Any) -> None:
         if dropped > 0:
             raise UserError(f"cuda_graphs replays every layer, but layerdrop={dropped} leaves some out: set it to 0")
         if not isinstance(stack.forward, GraphedForward):
-            stack.forward = GraphedForward(stack, at_positions(stack.forward), extra)
+            stack.forward = GraphedForward(stack, at_positions(stack.forward), extra, lambda: policy.adds)

@@ -87,6 +87,8 @@ class Policy(Codec, nn.Module):
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
         self.value_head: nn.Linear | None = None
         self._selected: Tensor | None = None
+        self.adds = False
+        """While embeddings are added to those of the tokens: a graph would not see them."""
         self.positions: Tensor | None = None
         """Of the tokens of several rows in one sequence of a decoder, while it runs."""
         self._states: Tensor | None = None
@@ -311,10 +313,12 @@ class Policy(Codec, nn.Module):
             return output + table.forward(added.clamp(min=0)) * (added >= 0)[..., None]
 
         handle = self.base.get_decoder().get_input_embeddings().register_forward_hook(add)
+        self.adds = True
         try:
             yield
         finally:
             handle.remove()
+            self.adds = False
 
     def _cut(self, module: nn.Module, args: tuple, output: Any) -> Any:
         if self._selected is not None:

@@ -31,6 +31,9 @@ __all__ = ["RewardError", "RewardSet", "Scorer", "Scores", "describe", "reward_c
 logger = logging.getLogger(__name__)
 
 
+DESCRIBED = ("reward", "reward_std", "frac_reward_zero_std", "frac_reward_none", "rows_without_reward")
+
+
 class RewardSet:
     """One or more reward functions and their weights: the reward is the weighted sum."""
 
@@ -148,6 +151,8 @@ class Scores:
     """Gives the texts: they are wanted at every log only."""
     seconds: float = 0.0
     """Time that scoring took."""
+    summarise: Callable[..., Tensor] = lambda *tensors: _summarise(*tensors)
+    """Or the same as a graph."""
 
     ready = True
     waited = 0.0
@@ -161,15 +166,19 @@ class Scores:
     @cached_property
     def metrics(self) -> dict[str, float | Tensor]:
         """What the log says about them; on the device where they were computed there."""
-        on_host = not any(isinstance(values, Tensor) for values in self.parts.values())
-        metrics = describe(self.rewards.cpu() if on_host else self.rewards)
-        for name, values in self.parts.items():
-            part = values.float() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float32)
-            metrics[f"rewards/{name}/mean"] = part.nanmean()
-            metrics[f"rewards/{name}/std"] = _std(part.view(1, -1)).squeeze()
-        if on_host:
-            metrics = {name: value.item() for name, value in metrics.items()}
-        return metrics | {"time/reward": self.seconds}
+        on_device = [values for values in self.parts.values() if isinstance(values, Tensor)]
+        parts = on_device or [torch.tensor(values, dtype=torch.float64) for values in self.parts.values()]
+        values = self.summarise(self.rewards if on_device else self.rewards.cpu(), *parts)
+        names = [*DESCRIBED, *(f"rewards/{name}/{what}" for name in self.parts for what in ("mean", "std"))]
+        numbers: Any = values.unbind() if on_device else values.tolist()
+        return dict(zip(names, numbers, strict=True)) | {"time/reward": self.seconds}
+
+
+def _summarise(rewards: Tensor, *parts: Tensor) -> Tensor:
+    """The numbers of `describe`, then the mean and the standard deviation of each part, in one tensor."""
+    floats = [part.float() for part in parts]
+    each = [number for part in floats for number in (part.nanmean(), _std(part.view(1, -1)).squeeze())]
+    return torch.stack([*describe(rewards).values(), *each])
 
 
 class PendingScores:
@@ -226,6 +235,7 @@ class Scorer:
         self.overlap = overlap
         self.on_device = on_device
         self._replay = replay
+        self._summarise = _summarise if replay is None else replay(_summarise)
         self._lock = threading.Lock()  # reward functions are called one at a time
         self.workers = workers if reward_set.built_in and policy.tokenizer.is_fast else 0
 
@@ -291,7 +301,7 @@ class Scorer:
             draws = samples.draws.int().cpu().numpy()[order].reshape(-1)
             return self.policy.decode(_token_lists(groups, draws))
 
-        return Scores(rewards, parts, decode, time.perf_counter() - started)
+        return Scores(rewards, parts, decode, time.perf_counter() - started, self._summarise)
 
     def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
         """B * K token lists, the K samples of a row together. Waits: what calls this has nothing else to do."""
@@ -372,14 +382,15 @@ def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
 
 def describe(rewards: Tensor) -> dict[str, Any]:
     """What the log says about (B, K) rewards: a number each, where the rewards are."""
-    spread = _std(rewards)
-    return {
-        "reward": rewards.nanmean(),
-        "reward_std": spread.mean(),
-        "frac_reward_zero_std": equal_rewards(rewards).float().mean(),
-        "frac_reward_none": rewards.isnan().float().mean(),
-        "rows_without_reward": rewards.isnan().all(1).float().sum(),
-    }
+    left_out = rewards.isnan()
+    numbers = (
+        rewards.nanmean(),
+        _std(rewards).mean(),
+        equal_rewards(rewards).float().mean(),
+        left_out.float().mean(),
+        left_out.all(1).float().sum(),
+    )
+    return dict(zip(DESCRIBED, numbers, strict=True))
 
 
 def _std(rewards: Tensor) -> Tensor:
