@@ -98,7 +98,7 @@ def test_a_long_reference_and_parts_of_a_batch(words: int, monkeypatch: Any) -> 
 
 
 def test_what_only_the_host_can_tell(monkeypatch: Any) -> None:
-    """Long on both sides, no reference, letters whose lower case is another alphabet's."""
+    """Long on both sides, or no reference."""
     tokenizer, rng = train("word-level"), random.Random(7)
     samples, rouge = make_samples(tokenizer, rng), build(tokenizer)
     monkeypatch.setattr(device_rouge, "BITS", 3)
@@ -106,12 +106,40 @@ def test_what_only_the_host_can_tell(monkeypatch: Any) -> None:
     assert build(tokenizer, ("rouge1",))(samples, [["a b c d e"]] * 3) is not None
     monkeypatch.undo()
     assert rouge(samples, [["a"], [], ["b"]]) is None
-    assert rouge(samples, [["a"], ["20 \N{KELVIN SIGN}"], ["b"]]) is None
-    assert rouge(samples, [["a"], ["é \N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"], ["b"]]) is None
+
+
+def test_letters_whose_lower_case_is_in_another_alphabet() -> None:
+    """The Kelvin sign is a k, the dotted capital I an i and something that ends the word."""
+    tokenizer = train("word-level")
+    odd = ["20\N{KELVIN SIGN}", "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}stanbul"]
+    tokenizer.add_tokens([*odd, "i", "stanbul", "20k"])
+    ids = torch.tensor([[tokenizer.token_to_id(token) for token in odd]])
+    whole = torch.ones(1, 2, dtype=torch.bool)
+    samples = Samples(Text(ids, whole, ids), whole, ids.T.repeat(1, 2))
+    for references in ([["20k i stanbul"]], [["20 k istanbul", " ".join(odd)]]):
+        values = build(tokenizer)(samples, references)
+        assert values is not None
+        assert torch.equal(values, expected(tokenizer, samples, references))
+        assert values[0, 0] == 1
+
+
+def test_ids_without_a_token_are_no_text() -> None:
+    """A model may have more ids than its tokenizer; logits that are not finite draw the last."""
+    tokenizer, rng = train("byte-level"), random.Random(9)
+    samples = make_samples(tokenizer, rng)
+    beyond = Samples(samples.text, samples.hidden, torch.full_like(samples.draws, tokenizer.get_vocab_size() + 50))
+    special = Samples(samples.text, samples.hidden, torch.full_like(samples.draws, tokenizer.token_to_id("<s>")))
+    one, two = (build(tokenizer)(drawn, [[CORPUS[0]]] * 3) for drawn in (beyond, special))
+    assert one is not None
+    assert torch.equal(one, two)  # type: ignore[arg-type]
+
+
+class Mine(Rouge):
+    pass
 
 
 @pytest.mark.parametrize(
-    "reward", [Rouge(use_stemmer=True), Rouge("rougeLsum"), Rouge(multi_reference="mean"), lambda **kwargs: []]
+    "reward", [Mine(), Rouge(use_stemmer=True), Rouge("rougeLsum"), Rouge(multi_reference="mean"), lambda **kwargs: []]
 )
 def test_rewards_that_stay_on_the_host(reward: Any) -> None:
     assert on_device(reward, train("byte-level"), torch.device("cpu")) is None

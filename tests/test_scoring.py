@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import logging
 import math
 import os
@@ -18,7 +19,8 @@ import pytest
 import torch
 
 from semioffline.errors import UserError
-from semioffline.reward_pool import Part, cut, shared_pool, spare_workers
+from semioffline.reward_pool import Part, Workers, cut, shared_pool, spare_workers
+from semioffline.reward_worker import encode_message, read_message
 from semioffline.scoring import RewardError, RewardSet, Scorer, describe
 from semioffline.types import Samples
 
@@ -465,6 +467,28 @@ def wait_for_the_end_of(processes):
     while any(_runs(pid) for pid in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_runs(pid) for pid in processes)
+
+
+@pytest.mark.parametrize("where", ["read", "write"])
+def test_an_interrupt_leaves_no_answer_for_the_next_question(policy, tiny_batch, monkeypatch, where):
+    """Ctrl-C while a request is on its way, as in a notebook, where training goes on afterwards."""
+    batch = tiny_batch(policy, 4)
+    scorer = Scorer(policy, RewardSet("length"), workers=2)
+    ids = [[20] * n for n in range(12)]
+    scorer.score_ids(ids, batch, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(Workers, where, lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            scorer.score_ids(ids, batch, 3)
+    there = scorer.score_ids(ids[::-1], batch, 3)
+    assert list(there.parts["length"]) == [float(n) for n in range(11, -1, -1)]
+
+
+def test_a_message_that_ends_in_the_middle_is_none():
+    message = encode_message({"a": 1}, b"12345678")
+    assert read_message(io.BytesIO(message)) == ({"a": 1}, b"12345678")
+    for end in range(len(message)):
+        assert read_message(io.BytesIO(message[:end])) is None
 
 
 def test_workers_end_when_their_parent_is_killed():

@@ -145,8 +145,8 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
         "seed": seed,
         "steps": trainer.state.global_step,
         "best_step": looks.best_step,
-        "seconds": curve[-1]["seconds"] if plan.jobs == 1 or timing or not steps else None,  # beside others: unknown
-        "timed": "in the run" if per_step is None else "alone, before the runs",
+        "seconds": curve[-1]["seconds"] if plan.jobs == 1 or timing or not steps else None,
+        "timed": _how_timed(plan, per_step),
         "wall_seconds": wall,
         "peak_mb": peak.get("mb"),
         "cost_per_input": meter,
@@ -160,6 +160,12 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     os.replace(aside, folder / "result.json")
     del trainer, looks
     _free()
+
+
+def _how_timed(plan: Plan, per_step: float | None) -> str:
+    if per_step is not None:
+        return "alone, before the runs"
+    return "in the run" if plan.jobs == 1 else "not at all: it ran beside others"
 
 
 def _steps(plan: Plan, method: str, timing: dict[str, Any]) -> int:
@@ -293,7 +299,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
             "timed": runs[0]["timed"],
             "peak_mb": _mean_if_known(runs, "peak_mb"),
             "curve": curve,
-            "matched_after": None if other is None else _matched_after(curve, _mean_curve(other)),
+            "matched_after": _matched_after(curve, other),
         }
     wall = sum(run["wall_seconds"] for runs in results.values() for run in runs)
     return {"metrics": metrics, "reference": plan.reference, "methods": methods, "wall_seconds": wall} | plan.extra
@@ -335,10 +341,13 @@ def _mean_curve(runs: list[dict[str, Any]]) -> list[dict[str, float]]:
     return [{key: float(np.mean([p[key] for p in same])) for key in same[0]} for same in points]
 
 
-def _matched_after(curve: list[dict[str, float]], reference: list[dict[str, float]]) -> float | None:
-    """Seconds after which the reference first had, on validation, the best reward of this curve; None: never."""
+def _matched_after(curve: list[dict[str, float]], reference: list[dict[str, Any]] | None) -> float | None:
+    """Seconds after which the reference first had, on validation, the best reward of this curve; None: never, or not
+    known."""
+    if reference is None or any(run["seconds"] is None for run in reference):
+        return None
     best = max(point["reward"] for point in curve)
-    return next((point["seconds"] for point in reference if point["reward"] >= best), None)
+    return next((point["seconds"] for point in _mean_curve(reference) if point["reward"] >= best), None)
 
 
 @contextmanager

@@ -3,17 +3,16 @@
 Each token's text is split into parts, runs of letters and digits. Parts that touch make a word. The number of a word is
 a polynomial in its letters modulo 2^64, so that the numbers of words follow from those of their parts; the words of
 references get theirs on the host. Everything else is comparing numbers. The floating-point operations are those of
-`rewards.rouge` in the same order: the values are the same to the last bit, unless two words of one pair happen to have
-the same number (about one pair of words in 10^19).
+`rewards.rouge` in the same order: the values are the same to the last bit, unless two words happen to have the same
+number (hardly ever, and never one and the same), or bytes of several tokens spell the Kelvin sign or a dotted capital
+I, which are read as spaces.
 """
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
-from itertools import chain
 from operator import add
 from typing import Any
 
@@ -30,12 +29,12 @@ MOST_PARTS = 4
 """In one token. A vocabulary with longer ones is left to the host."""
 BITS = 62
 """Words of the shorter of two texts: their places are the bits of a number."""
-LONGEST = 2048
+LONGEST = 512
 """Letters of a word."""
 MULTIPLE = 8
 """Sizes are multiples of this where graphs are replayed."""
-MOST_AT_ONCE = 1 << 26
-"""Pairs of words that are compared at once: 8 bytes each."""
+MOST_AT_ONCE = 1 << 25
+"""Pairs of words that are compared at once: 17 bytes each."""
 NO_WORD, NO_REFERENCE = 0, 1
 """Stand where a text has no more words. No word has these numbers, or hardly ever."""
 _SIZE = 1 << 64
@@ -43,8 +42,8 @@ _RANDOM = random.Random(20230523)
 _BASE = _RANDOM.randrange(1 << 62, _SIZE) | 1
 _LETTER = [_RANDOM.randrange(1, _SIZE) for _ in range(256)]
 _LOWER = bytes(ord(chr(b).lower()) if b < 128 and chr(b).isalnum() else ord(" ") for b in range(256))
-_ODD = re.compile("[\N{KELVIN SIGN}\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}]")
-"""The only letters outside ASCII whose lower case has a letter inside it. Texts with them are left to the host."""
+_KELVIN, _DOTTED_I = "\N{KELVIN SIGN}".encode(), "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}".encode()
+"""The only letters outside ASCII whose lower case has a letter inside it."""
 
 
 def _signed(number: int) -> int:
@@ -60,8 +59,13 @@ def _number(word: bytes) -> int:
     return _signed(number)
 
 
+def _read_bytes(text: bytes) -> bytes:
+    """Lower-case letters and digits; a space for every other byte."""
+    return text.replace(_KELVIN, b"k").replace(_DOTTED_I, b"i ").translate(_LOWER)
+
+
 def _words(text: str) -> list[bytes]:
-    return text.encode("utf-8", "replace").translate(_LOWER).split()
+    return _read_bytes(text.encode("utf-8", "replace")).split()
 
 
 def on_device(
@@ -72,15 +76,16 @@ def on_device(
     tokenizer: a tokenizers.Tokenizer whose texts are the pieces of its tokens in a row. replay: makes a graph of a
     function of tensors; sizes are then rounded up, so that there are few.
     """
-    if not isinstance(function, Rouge) or function.use_stemmer or function.multi_reference != "best":
+    if type(function) is not Rouge or function.use_stemmer or function.multi_reference != "best":
         return None
     if "rougeLsum" in function.variants:
         return None
     decoder = FastDecoder(tokenizer)
     if not decoder.is_fast:
         return None
-    found = DeviceRouge(function.variants, decoder.pieces, decoder.between, device, replay)
-    return found if found.most <= MOST_PARTS else None
+    if max(len(_read_bytes(piece).split()) for piece in decoder.pieces) > MOST_PARTS:
+        return None
+    return DeviceRouge(function.variants, decoder.pieces, decoder.between, device, replay)
 
 
 class DeviceRouge:
@@ -98,17 +103,18 @@ class DeviceRouge:
         self.variants = list(variants)
         self.multiple = 1 if replay is None else MULTIPLE
         self._run = self._values if replay is None else replay(self._values)
-        parts = [piece.translate(_LOWER).split() for piece in pieces]
+        pieces = [*pieces, b""]  # the last is that of ids without a token: a model may have more of them
+        letters = [_read_bytes(piece) for piece in pieces]
+        parts = [line.split() for line in letters]
         self.most = max(map(len, parts), default=0)
         size = max(self.most, 1)
         numbers, lengths = np.zeros((2, len(pieces), size), np.int64)
         edges = np.zeros((len(pieces), 3), bool)
-        for token, (piece, own) in enumerate(zip(pieces, parts, strict=True)):
+        for token, (line, own) in enumerate(zip(letters, parts, strict=True)):
             numbers[token, : len(own)] = [_number(part) for part in own]
             lengths[token, : len(own)] = [len(part) for part in own]
             touches = bool(own) and not between
-            letters = piece.translate(_LOWER)
-            edges[token] = touches and letters[:1] != b" ", touches and letters[-1:] != b" ", not piece
+            edges[token] = touches and line[:1] != b" ", touches and line[-1:] != b" ", not line
         self.parts = lengths.astype(bool).sum(1)
         powers = [1]
         for _ in range(LONGEST):
@@ -181,13 +187,14 @@ class DeviceRouge:
         number, many = len(samples.hidden) // size, samples.draws.shape[1]
         rows, places = samples.hidden.nonzero(as_tuple=True)
         ids = send(text, self.device)[:, None].repeat(number, many, 1)
-        ids[send(rows, self.device), :, send(places, self.device)] = samples.draws.to(ids.dtype)
+        ids[send(rows, self.device), :, send(places, self.device)] = send(samples.draws, self.device).to(ids.dtype)
+        ids = ids.clamp(max=len(self.parts) - 1)
         return ids.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
 
     def _most_words(self, samples: Samples) -> int:
         """What no sample has more words than: known without the draws."""
         text = samples.text
-        shown = self.parts[text.ids.cpu().numpy()] * text.keep_mask.cpu().numpy()
+        shown = self.parts[np.minimum(text.ids.cpu().numpy(), len(self.parts) - 1)] * text.keep_mask.cpu().numpy()
         hidden = samples.hidden.cpu().numpy().reshape(-1, *shown.shape)
         return round_up(max(int(np.where(hidden, self.most, shown).sum(-1).max()), 1), self.multiple)
 
@@ -237,7 +244,7 @@ def _read(references: Sequence[Sequence[str]], multiple: int = 1) -> tuple[Tenso
 
     multiple: of what R is, and what Q is unless it is 1.
     """
-    if not all(references) or any(map(_ODD.search, chain(*references))):
+    if not all(references):
         return None
     words = [[_words(text) for text in row] for row in references]
     most, many = max(len(own) for row in words for own in row), max(map(len, words))

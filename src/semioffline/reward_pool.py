@@ -120,7 +120,9 @@ class RewardPool:
                 self.dealer.read(1)
                 self._tokenizer = tokenizer
             self.dealer.write([request])
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, PoolError):  # interrupted in the middle of a message
+                self.close()
             self._lock.release()
             raise
         return Asked(self, len(rewards))
@@ -154,6 +156,11 @@ class Asked:
         pool, self._pool = self._pool, None
         try:
             [answer] = pool.dealer.read(1)
+        except PoolError:
+            raise
+        except BaseException:  # interrupted: the answer would be taken for that of the next question
+            pool.close()
+            raise
         finally:
             pool.release()
         return list(np.frombuffer(answer).reshape(self._rewards, -1))
@@ -177,6 +184,9 @@ class Dealer:
     @property
     def alive(self) -> bool:
         return self.workers.alive
+
+    def close(self) -> None:
+        self.workers.close()
 
     def load(self, tokenizer: str) -> None:
         number = len(self.workers.processes)

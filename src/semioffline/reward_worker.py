@@ -79,12 +79,13 @@ def encode_message(head: dict[str, Any], payload: bytes = b"") -> bytes:
 
 
 def read_message(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """None when the other side is gone."""
+    """None when the other side is gone, also in the middle of a message."""
     lengths = stream.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return None
-    text, payload = (stream.read(length) for length in LENGTHS.unpack(lengths))
-    return json.loads(text), payload
+    sizes = LENGTHS.unpack(lengths)
+    text, payload = (stream.read(size) for size in sizes)
+    return (json.loads(text), payload) if (len(text), len(payload)) == sizes else None
 
 
 @cache
@@ -112,6 +113,9 @@ class Worker:
 
     def prepare(self, asked: dict[str, Any]) -> None:
         self.asked = asked
+
+    def close(self) -> None:
+        pass
 
     def score(self, draws: np.ndarray) -> bytes:
         """The values of what was asked."""
@@ -157,6 +161,7 @@ def serve(worker: Any) -> None:
             answer = encode_message({"error": f"{name}{error}"})
         answers.write(answer)
         answers.flush()
+    worker.close()
 
 
 if __name__ == "__main__":

@@ -174,3 +174,16 @@ def test_paired_bootstrap_sees_a_shift_that_the_spread_hides():
     assert paired_p_value(values + 0.5 + rng.normal(0, 1, 300), values) < 0.01
     assert paired_p_value(values + rng.normal(0, 1, 300) - 0.0, values) > 0.05
     assert paired_p_value(values, values) == 1.0
+
+
+def test_one_run_by_itself_has_the_rows_of_the_whole(tmp_path):
+    """It takes candidates that were made for all runs, but only where the comparison uses them."""
+    few = [*FLAGS, "--candidate_rows", "8", "--num_candidates", "2", "--budget_steps", "1", "--methods"]
+    assert main(["compare", "--output_dir", str(tmp_path), *few, "brio", "--only", "start:0"]) == 0
+    for method in ("brio", "ft"):
+        assert main(["compare", "--output_dir", str(tmp_path), *few, method, "--only", f"{method}:0"]) == 0
+    epochs = {}
+    for method in ("brio", "ft"):
+        log = (tmp_path / "runs" / f"{method}-seed0" / "metrics.jsonl").read_text().splitlines()
+        epochs[method] = max(json.loads(line).get("epoch", 0) for line in log)
+    assert epochs["brio"] > 2 * epochs["ft"] > 0

@@ -134,6 +134,19 @@ def test_training_rows_stay_single_and_know_the_references_of_their_input(tmp_pa
     assert {row["completion"]: row["references"] for row in again} == by_text
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "p", "completion": "c", "references": "yes no"}, "references"),
+        ({"input": "p", "target": [{"role": "assistant", "content": "c"}]}, "completion must be text"),
+    ],
+)
+def test_what_is_no_text_is_told_before_rows_are_grouped(tmp_path, split, row, said):
+    with pytest.raises(UserError, match=rf"{split}\.jsonl, line 1: .*{said}"):
+        load_task("e2e").load(write_split(tmp_path, split, [row, row]), split)
+
+
 @pytest.mark.parametrize(
     ("task", "row"),
     [

@@ -140,8 +140,25 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, di
     return own | {START: given.get(START, {})}
 
 
-def _is_one_run(only: str | None) -> bool:
-    return only is not None and only != "timing" and not only.startswith("start:")
+def _made_before(data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
+    """The candidates that were made for all runs: one run by itself (--only METHOD:SEED) does not look at everything
+    again. None: it must."""
+    from semioffline.candidates import OUTPUT
+
+    path, told = folder / "candidates" / OUTPUT, folder / "candidates" / "settings.json"
+    if options.only in (None, "timing") or str(options.only).startswith("start:") or data.train_file is not None:
+        return None
+    if not (path.exists() and told.exists()):
+        return None
+    before = json.loads(told.read_text())
+    wanted = _made_with(data, options)
+    return path if {name: before.get(name) for name in wanted} == wanted else None
+
+
+def _made_with(data: DataOptions, options: CompareOptions) -> dict[str, Any]:
+    """What candidates depend on, beside the model and how it samples."""
+    not_theirs = ("eval_limit", "validation_file", "test_file")
+    return {k: v for k, v in asdict(data).items() if k not in not_theirs} | {"reward": options.reward}
 
 
 def _one(only: str, plan: Any) -> tuple[str, int]:
@@ -160,18 +177,22 @@ def prepare(
     data: DataOptions, model: ModelOptions, options: CompareOptions, settings: Any, folder: Path, say: Any
 ) -> tuple[Path, Any]:
     """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them."""
-    from semioffline.candidates import OUTPUT
     from semioffline.comparison import START
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import SemiOfflineTrainer
 
-    start, made = folder / "start" / "model", folder / "candidates" / OUTPUT
+    start = folder / "start" / "model"
     if options.start_steps == 0:
         if model.model is None:
             raise UserError("--start_steps 0 needs --model: a model that was fine-tuned with masks")
         start = Path(model.model)
-    if _is_one_run(options.only) and (start / "config.json").exists() and made.exists():
-        return start, load_rows(made)  # what was prepared for all runs is not looked at again in each
+    chosen = [settings(method, output_dir=str(folder)) for method in options.methods]
+    needs = any(
+        load_method(args.method, args).needs_candidates or args.static_target != "ground_truth" for args in chosen
+    )
+    made = _made_before(data, options, folder) if needs and (start / "config.json").exists() else None
+    if made is not None:
+        return start, load_rows(made)
     task = data.load_task()
     args = settings(START, output_dir=str(folder / "start"), max_steps=max(options.start_steps, 1))
     rows = task.load(data.source(args.seed), "train")
@@ -182,10 +203,6 @@ def prepare(
         trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, rows)
         trainer.train()
         trainer.save_model(str(start))
-    chosen = [settings(method, output_dir=str(folder)) for method in options.methods]
-    needs = any(
-        load_method(args.method, args).needs_candidates or args.static_target != "ground_truth" for args in chosen
-    )
     if needs and "candidates" not in rows.column_names:
         rows = _with_candidates(data, model, options, args, folder, start, rows, say)
     return start, rows
@@ -221,8 +238,6 @@ def _with_candidates(
         do_sample=True, top_p=0.95, max_new_tokens=limits[1], num_return_sequences=options.num_candidates
     )
     rewards = RewardSet(options.reward, args.reward_weights, device=device)
-    not_theirs = ("eval_limit", "validation_file", "test_file")
-    made_with = {k: v for k, v in asdict(data).items() if k not in not_theirs} | {"reward": options.reward}
     path = write_candidates(
         policy,
         examples,
@@ -230,7 +245,7 @@ def _with_candidates(
         decoding,
         rewards,
         folder / "candidates",
-        made_with,
+        _made_with(data, options),
         args.per_device_eval_batch_size,
         1024,
         args.seed,

@@ -80,6 +80,7 @@ class Corpus:
         chosen = _with_text(shaped, place)
         if held is not None:
             chosen = _choose_inputs(shaped["prompt"], chosen, held, split)
+        check_rows(shaped.select(chosen), lambda index: place(chosen[index]))
         if self.grouped:
             groups = _groups(shaped, chosen, one_row_each=split != "train")
             shaped, chosen = set_references(shaped, groups), list(groups)
@@ -91,9 +92,7 @@ class Corpus:
             _say(f"{place(0)}: the rows have a column 'prompt', so they are taken as they are, not as '{form}'")
         elif form is not None:
             shaped = fill_template(shaped, form, place, allow_empty=True)
-        rows = shaped.select(chosen)
-        check_rows(rows, lambda index: place(chosen[index]))
-        return rows
+        return shaped.select(chosen)
 
     def has(self, source: Source, split: str) -> bool:
         """Whether there is such a split; a dataset on the Hub is not asked."""
@@ -192,9 +191,10 @@ def _first(value: Any) -> Any:
 
 
 def _merge(*values: Any) -> list[Any]:
-    """All texts, each once, in order."""
+    """All texts, each once, in order; what is no text stays for the check of the rows."""
     lists = [value if isinstance(value, list) else [value] for value in values]
-    return list(dict.fromkeys(text for texts in lists for text in texts if text is not None))
+    merged: list[Any] = [text for texts in lists for text in texts if text is not None]
+    return list(dict.fromkeys(merged)) if all(isinstance(text, str) for text in merged) else merged
 
 
 def _unpack(stored: "Dataset", place: Place, unpack: Callable[[Row], Iterable[Row]]) -> "tuple[Dataset, Place]":
