@@ -19,9 +19,10 @@ from torch import Tensor
 
 from semioffline.device_rouge import on_device
 from semioffline.errors import UserError
+from semioffline.fast_decode import FastDecoder
 from semioffline.losses import equal_rewards
 from semioffline.policy import Policy
-from semioffline.reward_calls import RewardError, call, call_once, check, columns_for, raised, reward_columns
+from semioffline.reward_calls import RewardError, call, call_once, check, columns_for, raised, repeat, reward_columns
 from semioffline.reward_pool import Asked, shared_pool
 from semioffline.reward_worker import Group, PoolError, deal
 from semioffline.rewards import REWARDS, RewardFunction, load_reward
@@ -299,7 +300,7 @@ class Scorer:
         def decode() -> list[str]:
             groups, order = _groups(samples)
             draws = samples.draws.int().cpu().numpy()[order].reshape(-1)
-            return self.policy.decode(_token_lists(groups, draws))
+            return self._decode(groups, draws)
 
         return Scores(rewards, parts, decode, time.perf_counter() - started, self._summarise)
 
@@ -315,9 +316,7 @@ class Scorer:
             draws, started, parts = self._values(groups, wait, batch)
         rewards = torch.from_numpy(self.reward_set.add(parts)).float().view(len(batch), -1)
         seconds = time.perf_counter() - started
-        return Scores(
-            send(rewards, batch.index.device), parts, lambda: self.policy.decode(_token_lists(groups, draws)), seconds
-        )
+        return Scores(send(rewards, batch.index.device), parts, lambda: self._decode(groups, draws), seconds)
 
     def _values(
         self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch
@@ -350,10 +349,29 @@ class Scorer:
         """Score in this process."""
         if len(but) == len(self.reward_set.functions):
             return {}
-        ids = _token_lists(groups, draws)
-        many = len(ids) // len(batch)
-        columns = reward_columns(batch.columns, self.policy.decode(ids), ids, many)
+        many = sum(group.many for group in groups) // len(batch)
+        texts = self._decode(groups, draws)
+        if len(self.reward_set.built_in) == len(self.reward_set.functions):  # they ask for no ids
+            columns = repeat(batch.columns, [many] * len(batch)) | {"completions": texts}
+        else:
+            columns = reward_columns(batch.columns, texts, _token_lists(groups, draws), many)
         return self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)
+
+    def _decode(self, groups: list[Group], draws: np.ndarray) -> list[str]:
+        """The texts of all samples."""
+        if self._decoder is None:
+            return self.policy.decode(_token_lists(groups, draws))
+        own = zip(groups, deal(groups, draws), strict=True)
+        return [
+            text
+            for group, drawn in own
+            for text in self._decoder.complete(group.static.tolist(), group.places.tolist(), drawn.tolist(), group.many)
+        ]
+
+    @cached_property
+    def _decoder(self) -> FastDecoder | None:
+        tokenizer: Any = self.policy.tokenizer
+        return FastDecoder(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
     def _ask_workers(self, groups: list[Group], batch: Batch) -> Asked:
         """Have built-in rewards scored in other processes. They are told before the samples are drawn."""

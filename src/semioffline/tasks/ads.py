@@ -13,8 +13,9 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import product
+from itertools import groupby, product
 from math import prod
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -152,17 +153,22 @@ def click_rate(completions: Sequence[str], category: Sequence[str], **kwargs: An
 
 
 def _click_rate(text: str, category: str) -> float:
-    rate, present = BIAS, set(text.split())
-    for preferences in _preferences(category):
-        liked = [value for word, value in preferences.items() if word in present]
-        rate += sum(liked) / max(len(liked), 1)
+    known, rate = _preferences(category), BIAS
+    found = sorted([known[word] for word in known.keys() & text.split()])
+    for _, same in groupby(found, key=itemgetter(0)):
+        liked = [value for _, _, value in same]
+        rate += sum(liked) / len(liked)
     return rate
 
 
 @cache
-def _preferences(category: str) -> tuple[dict[str, float], ...]:
-    """For each slot, word -> preference."""
-    return tuple({word: preference(slot, word, category) for word in words} for slot, words in WORDING.items())
+def _preferences(category: str) -> dict[str, tuple[int, int, float]]:
+    """word -> its slot, its place there, and the preference for it; no word is in two slots."""
+    return {
+        word: (slot, place, preference(name, word, category))
+        for slot, (name, words) in enumerate(WORDING.items())
+        for place, word in enumerate(words)
+    }
 
 
 def best_single_wording(categories: Sequence[str]) -> float:
