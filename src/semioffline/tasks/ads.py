@@ -13,9 +13,8 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby, product
+from itertools import product
 from math import prod
-from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -153,12 +152,13 @@ def click_rate(completions: Sequence[str], category: Sequence[str], **kwargs: An
 
 
 def _click_rate(text: str, category: str) -> float:
-    known, rate = _preferences(category), BIAS
-    found = sorted([known[word] for word in known.keys() & text.split()])
-    for _, same in groupby(found, key=itemgetter(0)):
-        liked = [value for _, _, value in same]
-        rate += sum(liked) / len(liked)
-    return rate
+    known = _preferences(category)
+    rate, total, number, last = BIAS, 0.0, 0, -1
+    for slot, _, value in sorted([known[word] for word in set(text.split()) if word in known]):
+        if slot != last and number:
+            rate, total, number = rate + total / number, 0.0, 0
+        total, number, last = total + value, number + 1, slot
+    return rate + total / number if number else rate
 
 
 @cache
