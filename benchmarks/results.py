@@ -24,6 +24,7 @@ FOLLOWS = {"e2e-variants": "e2e-flan-t5"}
 """These have the start and the candidates of another one, and come after it."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
+PARTS = ("start", "timing", "runs")
 TRIALS = 3
 """What fails is tried again: side by side, runs may want more memory than there is."""
 
@@ -65,14 +66,19 @@ def main() -> None:
     for flag in ("--models", "--data", "--out"):
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--names", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, help="what to do now; the rest another time"
+    )
     args, args.more = parser.parse_known_args()
     args.out.mkdir(parents=True, exist_ok=True)
     first = [name for name in args.names if name not in FOLLOWS]
-    run(args, first, "start:0")
-    for name in first:
+    if "start" in args.parts:
+        run(args, first, "start:0")
+    for name in first if "timing" in args.parts else ():
         run(args, [name], "timing")
-    run(args, first, None)
-    run(args, [name for name in args.names if name in FOLLOWS], None)
+    if "runs" in args.parts:
+        run(args, first, None)
+        run(args, [name for name in args.names if name in FOLLOWS], None)
 
 
 if __name__ == "__main__":

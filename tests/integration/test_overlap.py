@@ -10,7 +10,9 @@ import pytest
 import torch
 from toy import KINDS, build_rows, build_trainer, build_uneven_rows, read_log, train, weights
 
+from semioffline import SemiOfflineTrainer
 from semioffline.errors import UserError
+from semioffline.scoring import Scorer
 
 AWAY = {"overlap_rewards": True, "reward_workers": 2}
 HERE = {"overlap_rewards": False, "reward_workers": 0}
@@ -50,6 +52,24 @@ def test_results_are_identical_with_and_without(kind: str, case: str, tmp_path: 
     assert numbers(tmp_path / "away") == numbers(tmp_path / "here")
     assert numbers(tmp_path / "away")[0]["reward_std"] > 0
     assert (tmp_path / "away/completions/step-1.parquet").exists()
+
+
+@pytest.mark.parametrize("case", ["plain", "masks", "accumulation"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rouge_where_the_samples_are_trains_the_same(kind: str, case: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """As on a GPU, here on the CPU: weights and logs, bit for bit."""
+    settings = {"kind": kind, "rows": build_uneven_rows(16), "max_steps": 3, "reward": "rouge"} | CASES[case]
+    here = train(tmp_path / "here", **settings, **HERE)
+    with monkeypatch.context() as patched:
+        make = SemiOfflineTrainer._make_scorer
+        patched.setattr(
+            SemiOfflineTrainer, "_make_scorer", lambda self: Scorer(self.policy, make(self).reward_set, on_device=True)
+        )
+        there = train(tmp_path / "there", **settings, **HERE)
+    assert there.scorer._device_rewards
+    assert all(torch.equal(a, b) for a, b in zip(weights(there).values(), weights(here).values(), strict=True))
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+    assert numbers(tmp_path / "there")[0]["reward_std"] > 0
 
 
 def test_the_model_goes_on_while_samples_are_scored(tmp_path: Path) -> None:
