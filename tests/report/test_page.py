@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from semioffline.cli import main
-from semioffline.report import page, table
+from semioffline.errors import UserError
+from semioffline.report import claims, page, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -38,7 +39,7 @@ def comparison() -> dict:
 
 
 def test_a_table_says_what_was_measured_and_how():
-    text = page.RENDERERS["comparison"](comparison())
+    text = page.RENDERERS["comparison"](comparison(), Path())
     assert "| mft | 2 | 30.00* (29.00–31.00) | 0.3200 | 1 | 10 | 2.5 | 1.5 | – |" in text
     assert "| semi_offline | 2 | 35.00 (34.00–36.00) | 0.3700 | 1 | 10 | 2.5 | – | – |" in text
     for part in ("semioffline compare --task ads", "commit abc", "2 CPU cores", "torch 2", "seeds 0, 1", "2 minutes"):
@@ -82,3 +83,40 @@ def test_every_result_in_docs_is_shown_on_a_page():
         for match in page.BLOCK.findall(page_path.read_text())
     }
     assert set((DOCS / "results").glob("*.json")) <= shown
+
+
+# ---- claims ----
+
+
+def claim(**changes) -> dict:
+    given = {"claim": "RL helps", "paper": "Table 1", "on": "ads", "file": "one.json", "metric": "rouge"}
+    return given | {"better": "semi_offline", "worse": "mft", "why": "too few steps"} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "p", "verdict"),
+    [
+        ({}, 0.01, "holds"),
+        ({}, 0.2, "unclear: too few steps"),
+        ({"better": "mft", "worse": "semi_offline"}, 0.01, "does not hold here: too few steps"),
+        ({"file": "none.json"}, 0.01, "not tested yet"),
+        ({"share": 0.6}, 0.5, "holds"),
+        ({"share": 0.5}, 0.01, "does not hold here: too few steps"),
+    ],
+)
+def test_a_verdict_is_what_the_comparison_says(tmp_path, changes, p, verdict):
+    made = comparison()
+    made["methods"]["mft"]["metrics"]["rouge"]["p"] = p
+    (tmp_path / "one.json").write_text(json.dumps(made))
+    (tmp_path / "claims.json").write_text(json.dumps({"kind": "claims", "claims": [claim(**changes)]}))
+    (tmp_path / "page.md").write_text("<!-- table: claims.json -->\n<!-- end -->\n")
+    line = page.fill(tmp_path / "page.md").splitlines()[3]
+    assert line.startswith("| RL helps | Table 1 | ads | ")
+    assert line.endswith(f" | {verdict} |")
+
+
+@pytest.mark.parametrize(("changes", "part"), [({"worse": "mtf"}, "mft"), ({"better": "mft"}, "semi_offline")])
+def test_a_claim_about_what_was_not_compared(tmp_path, changes, part):
+    (tmp_path / "one.json").write_text(json.dumps(comparison()))
+    with pytest.raises(UserError, match=part):
+        claims.judge(claim(**changes), tmp_path)

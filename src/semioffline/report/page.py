@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError, unknown
-from semioffline.report import bench, table
+from semioffline.report import bench, claims, table
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
-RENDERERS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "comparison": lambda result: f"{table.markdown(result)}\n{table.about(result)}",
-    "rouge": lambda result: f"{bench.rouge_markdown(result)}\n{table.about(result)}",
-    "peer": lambda result: f"{bench.peer_markdown(result)}\n{table.about(result)}",
-    "bench": lambda result: f"{bench.markdown(result)}\n{table.about(result)}",
+RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
+    "comparison": lambda result, folder: f"{table.markdown(result)}\n{table.about(result)}",
+    "rouge": lambda result, folder: f"{bench.rouge_markdown(result)}\n{table.about(result)}",
+    "peer": lambda result, folder: f"{bench.peer_markdown(result)}\n{table.about(result)}",
+    "bench": lambda result, folder: f"{bench.markdown(result)}\n{table.about(result)}",
+    "claims": claims.markdown,
 }
-"""kind of result -> its Markdown"""
+"""kind of result -> its Markdown; folder: that of the page, beside which other results lie"""
 
 
 def fill(page: Path) -> str:
@@ -36,7 +37,7 @@ def fill(page: Path) -> str:
         kind = result.get("kind") if isinstance(result, dict) else None
         if kind not in RENDERERS:
             raise unknown(f"kind of result in {path}", str(kind), RENDERERS)
-        return f"{match[1]}{RENDERERS[kind](result)}{match[4]}"
+        return f"{match[1]}{RENDERERS[kind](result, page.parent)}{match[4]}"
 
     if not page.is_file():
         raise UserError(f"there is no page {page}")

@@ -21,7 +21,7 @@ def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
     lines = []
     for method, result in comparison["methods"].items():
         percent = comparison["percent"]  # has the metrics that were asked for; those of the surface get no interval
-        cells = [_score(result["metrics"][name], percent.get(name, False), name in percent) for name in metrics]
+        cells = [score(result["metrics"][name], percent.get(name, False), name in percent) for name in metrics]
         cost = f"{result['forward_passes']:.4g}"
         memory = "–" if result["peak_mb"] is None else f"{result['peak_mb']:.0f}"
         line = [
@@ -46,7 +46,8 @@ def _matched(method: str, comparison: dict[str, Any]) -> Cell:
     return "never" if seconds is None else f"{seconds:.1f}"
 
 
-def _score(metric: dict[str, Any], percent: bool, interval: bool) -> Cell:
+def score(metric: dict[str, Any], percent: bool, interval: bool = True) -> Cell:
+    """A mean with its interval; * where it differs from the reference."""
     factor, digits = (100, 2) if percent else (1, 3)
     mean, low, high = (metric[k] * factor for k in ("mean", "low", "high"))
     star = "*" if metric.get("p") is not None and metric["p"] < 0.05 else ""

@@ -1,0 +1,63 @@
+"""Claims and what comparisons say of them: the verdict is computed, never written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from semioffline.errors import UserError
+from semioffline.report.table import score
+
+LEVEL = 0.05
+HOLDS, FAILS, UNCLEAR, OPEN = "holds", "does not hold here", "unclear", "not tested yet"
+
+
+def markdown(result: dict[str, Any], folder: Path) -> str:
+    """A row for each of result["claims"].
+
+    A claim is that `better` has a higher `metric` than `worse`, or (with `share`) that the reference of the comparison
+    had the best reward of `worse` within that share of its seconds. `file` is the comparison, beside the page; `why` is
+    shown where a claim does not hold.
+    """
+    lines = ["| claim | in the paper | here | figures | verdict |", "| --- | --- | --- | --- | --- |"]
+    for claim in result["claims"]:
+        figures, verdict = judge(claim, folder)
+        why = f": {claim['why']}" if verdict in (FAILS, UNCLEAR) and claim.get("why") else ""
+        lines.append(f"| {claim['claim']} | {claim['paper']} | {claim['on']} | {figures} | {verdict}{why} |")
+    return "\n".join([*lines, ""])
+
+
+def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
+    """(figures, verdict)"""
+    path = folder / claim["file"]
+    if not path.exists():
+        return "–", OPEN
+    comparison = json.loads(path.read_text())
+    methods, reference = comparison["methods"], comparison["reference"]
+    for name in ("better", "worse"):
+        if claim[name] not in methods:
+            raise UserError(f"{path} has no method '{claim[name]}' (it has: {', '.join(methods)})")
+    if reference not in (claim["better"], claim["worse"]):
+        raise UserError(f"{path} tests methods against {reference}, but the claim is about others: {claim['claim']}")
+    return _in_time(claim, methods) if "share" in claim else _in_value(claim, comparison)
+
+
+def _in_value(claim: dict[str, Any], comparison: dict[str, Any]) -> tuple[str, str]:
+    metric = claim["metric"]
+    percent = comparison["percent"].get(metric, False)
+    better, worse = (comparison["methods"][claim[name]]["metrics"][metric] for name in ("better", "worse"))
+    p = worse["p"] if better["p"] is None else better["p"]
+    figures = f"{score(better, percent)} against {score(worse, percent)}, p = {p:.2g}"
+    if p >= LEVEL:
+        return figures, UNCLEAR
+    return figures, HOLDS if better["mean"] > worse["mean"] else FAILS
+
+
+def _in_time(claim: dict[str, Any], methods: dict[str, Any]) -> tuple[str, str]:
+    other = methods[claim["worse"]]
+    seconds, matched = other["seconds"], other["matched_after"]
+    if seconds is None:
+        return "no seconds are known", UNCLEAR
+    figures = f"its reward after {'no' if matched is None else f'{matched:.1f}'} seconds, of {seconds:.1f}"
+    return figures, HOLDS if matched is not None and matched <= claim["share"] * seconds else FAILS
