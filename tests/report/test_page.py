@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def comparison() -> dict:
     def method(mean: float, p: float | None, matched: float | None) -> dict:
-        score = {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "p": p}
+        score = {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "p": p, "by_seed": [mean - 0.001, mean + 0.001]}
         return {
             "seeds": [0, 1],
             "metrics": {"rouge": score},
@@ -113,6 +113,15 @@ def test_a_verdict_is_what_the_comparison_says(tmp_path, changes, p, verdict):
     line = page.fill(tmp_path / "page.md").splitlines()[3]
     assert line.startswith("| RL helps | Table 1 | ads | ")
     assert line.endswith(f" | {verdict} |")
+
+
+def test_a_difference_that_seeds_make_too_is_unclear(tmp_path):
+    made = comparison()
+    (tmp_path / "one.json").write_text(json.dumps(made))
+    assert claims.judge(claim(), tmp_path)[1] == "holds"
+    made["methods"]["mft"]["metrics"]["rouge"]["by_seed"] = [0.25, 0.35]
+    (tmp_path / "one.json").write_text(json.dumps(made))
+    assert claims.judge(claim(), tmp_path)[1] == "unclear"
 
 
 @pytest.mark.parametrize(("changes", "part"), [({"worse": "mtf"}, "mft"), ({"better": "mft"}, "semi_offline")])

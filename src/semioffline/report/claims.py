@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.report.table import score
 
-LEVEL = 0.05
+LEVEL, ERRORS = 0.05, 2.0
+"""A difference counts with p below the one, over inputs, and if it is more than so many standard errors over seeds."""
 HOLDS, FAILS, UNCLEAR, OPEN = "holds", "does not hold here", "unclear", "not tested yet"
 
 
@@ -48,10 +51,17 @@ def _in_value(claim: dict[str, Any], comparison: dict[str, Any]) -> tuple[str, s
     percent = comparison["percent"].get(metric, False)
     better, worse = (comparison["methods"][claim[name]]["metrics"][metric] for name in ("better", "worse"))
     p = worse["p"] if better["p"] is None else better["p"]
-    figures = f"{score(better, percent)} against {score(worse, percent)}, p = {p:.2g}"
-    if p >= LEVEL:
+    said = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    figures = f"{score(better, percent)} against {score(worse, percent)}, {said}"
+    difference = better["mean"] - worse["mean"]
+    if p >= LEVEL or abs(difference) <= ERRORS * _error(better["by_seed"], worse["by_seed"]):
         return figures, UNCLEAR
-    return figures, HOLDS if better["mean"] > worse["mean"] else FAILS
+    return figures, HOLDS if difference > 0 else FAILS
+
+
+def _error(*groups: list[float]) -> float:
+    """Standard error of the difference of two means over seeds; 0 where there is only one seed to judge by."""
+    return math.sqrt(sum(statistics.variance(group) / len(group) for group in groups if len(group) > 1))
 
 
 def _in_time(claim: dict[str, Any], methods: dict[str, Any]) -> tuple[str, str]:
