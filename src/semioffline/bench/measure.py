@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -107,12 +108,12 @@ class Clock(TrainerCallback):
 def run(plan: Plan, say: Callable[[str], None], keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
     """Measure every case; `keep` gets all rows so far after each one, so that nothing is lost."""
     rows: list[dict[str, Any]] = []
-    logging.getLogger("semioffline.data").setLevel(logging.ERROR)  # texts are cut on purpose
     for case in cases(plan):
         row: dict[str, Any] = case._asdict()
         row |= {"source": SHAPES[case.shape].source, "target": SHAPES[case.shape].target}
         try:
-            row |= measure(plan, case)
+            with _silent("semioffline.data"):  # texts are cut on purpose
+                row |= measure(plan, case)
         except Exception as error:  # a case that fails must not cost the others; it stands in the result with its error
             row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         gc.collect()
@@ -123,6 +124,17 @@ def run(plan: Plan, say: Callable[[str], None], keep: Callable[[list[dict[str, A
         say(describe(row))
         keep(rows)
     return rows
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class Case(NamedTuple):
