@@ -50,7 +50,7 @@ def expected(tokenizer: Any, samples: Samples, references: list[list[str]], vari
 
 
 def build(tokenizer: Any, variants: Any = VARIANTS, device: str = "cpu", replay: Any = None) -> DeviceRouge:
-    found = on_device(Rouge(variants), tokenizer, torch.device(device), replay)
+    found = on_device(Rouge(variants), FastDecoder(tokenizer), torch.device(device), replay)
     assert found is not None
     return found
 
@@ -142,8 +142,8 @@ class Mine(Rouge):
     "reward", [Mine(), Rouge(use_stemmer=True), Rouge("rougeLsum"), Rouge(multi_reference="mean"), lambda **kwargs: []]
 )
 def test_rewards_that_stay_on_the_host(reward: Any) -> None:
-    assert on_device(reward, train("byte-level"), torch.device("cpu")) is None
-    assert on_device(Rouge(), train("word-piece"), torch.device("cpu")) is None
+    assert on_device(reward, FastDecoder(train("byte-level")), torch.device("cpu")) is None
+    assert on_device(Rouge(), FastDecoder(train("word-piece")), torch.device("cpu")) is None
 
 
 def test_a_scorer_gives_the_same_either_way(tiny_policy: Any, tiny_batch: Any) -> None:

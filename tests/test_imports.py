@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
         {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs"},
         {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool", "fast_decode"},
     ),
-    ({"data", "scoring", "device_rouge", "candidates", "methods", "limits"},),
+    ({"data", "scoring", "reward_set", "device_rouge", "candidates", "methods", "limits"},),
     ({"config", "trainer", "evaluation", "run_log"},),
     ({"comparison", "bench"},),
     ({"report", "cli", "__main__"},),

@@ -16,7 +16,8 @@ from semioffline.data import Collator, Examples
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.policy import Policy
-from semioffline.scoring import RewardSet, reward_columns
+from semioffline.reward_calls import reward_columns
+from semioffline.reward_set import RewardSet
 from semioffline.types import Batch, Randomness, Text
 
 OUTPUT = "candidates.jsonl"

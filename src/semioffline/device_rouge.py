@@ -35,8 +35,8 @@ MULTIPLE = 8
 """Sizes are multiples of this where graphs are replayed."""
 MOST_AT_ONCE = 1 << 25
 """Pairs of words that are compared at once: 17 bytes each."""
-NO_WORD, NO_REFERENCE = 0, 1
-"""Stand where a text has no more words. No word has these numbers, or hardly ever."""
+NO_REFERENCE = 1
+"""Stands where a reference has no more words; where a sample has none there is 0. No word has these numbers."""
 _SIZE = 1 << 64
 _RANDOM = random.Random(20230523)
 _BASE = _RANDOM.randrange(1 << 62, _SIZE) | 1
@@ -69,23 +69,20 @@ def _words(text: str) -> list[bytes]:
 
 
 def on_device(
-    function: Any, tokenizer: Any, device: torch.device, replay: Callable[..., Any] | None = None
+    function: Any, decoder: FastDecoder, device: torch.device, replay: Callable[..., Any] | None = None
 ) -> DeviceRouge | None:
     """What gives this reward function's values on the device; None where nothing does.
 
-    tokenizer: a tokenizers.Tokenizer whose texts are the pieces of its tokens in a row. replay: makes a graph of a
-    function of tensors; sizes are then rounded up, so that there are few.
+    replay: makes a graph of a function of tensors; sizes are then rounded up, so that there are few.
     """
     if type(function) is not Rouge or function.use_stemmer or function.multi_reference != "best":
         return None
     if "rougeLsum" in function.variants:
         return None
-    decoder = FastDecoder(tokenizer)
-    if not decoder.is_fast:
+    letters = [_read_bytes(piece) for piece in decoder.pieces]
+    if not decoder.is_fast or max(len(line.split()) for line in letters) > MOST_PARTS:
         return None
-    if max(len(_read_bytes(piece).split()) for piece in decoder.pieces) > MOST_PARTS:
-        return None
-    return DeviceRouge(function.variants, decoder.pieces, decoder.between, device, replay)
+    return DeviceRouge(function.variants, letters, decoder.between, device, replay)
 
 
 class DeviceRouge:
@@ -94,22 +91,21 @@ class DeviceRouge:
     def __init__(
         self,
         variants: Sequence[str],
-        pieces: Sequence[bytes],
+        letters: Sequence[bytes],
         between: bytes,
         device: torch.device,
         replay: Callable[..., Any] | None = None,
     ):
-        """pieces: the text of each token; between: what stands between them; replay: as in `on_device`."""
+        """letters: of the text of each token; between: what stands between them; replay: as in `on_device`."""
         self.variants = list(variants)
         self.multiple = 1 if replay is None else MULTIPLE
         self._run = self._values if replay is None else replay(self._values)
-        pieces = [*pieces, b""]  # the last is that of ids without a token: a model may have more of them
-        letters = [_read_bytes(piece) for piece in pieces]
+        letters = [*letters, b""]  # the last are those of ids without a token: a model may have more of them
         parts = [line.split() for line in letters]
         self.most = max(map(len, parts), default=0)
         size = max(self.most, 1)
-        numbers, lengths = np.zeros((2, len(pieces), size), np.int64)
-        edges = np.zeros((len(pieces), 3), bool)
+        numbers, lengths = np.zeros((2, len(letters), size), np.int64)
+        edges = np.zeros((len(letters), 3), bool)
         for token, (line, own) in enumerate(zip(letters, parts, strict=True)):
             numbers[token, : len(own)] = [_number(part) for part in own]
             lengths[token, : len(own)] = [len(part) for part in own]
@@ -134,9 +130,10 @@ class DeviceRouge:
         if min(most, asked[0].shape[-1]) > BITS and "rougeL" in self.variants:
             return None
         theirs, lengths = (send(tensor, self.device) for tensor in asked)  # (B, Q, R), (B, Q)
-        keep = samples.text.keep_mask
-        keep = send(widen(keep, round_up(keep.shape[1], self.multiple), False), self.device)
-        return self._run(self._ids(samples), keep, theirs, lengths, torch.empty(most, device=self.device))
+        length = round_up(samples.text.ids.shape[1], self.multiple)
+        ids = widen(samples.ids_on(self.device), length, 0).clamp(max=len(self.parts) - 1)
+        keep = send(widen(samples.text.keep_mask, length, False), self.device)
+        return self._run(ids, keep, theirs, lengths, torch.empty(most, device=self.device))
 
     def _values(self, ids: Tensor, keep: Tensor, theirs: Tensor, lengths: Tensor, most: Tensor) -> Tensor:
         """most: as long as no sample has more words."""
@@ -179,17 +176,6 @@ class DeviceRouge:
         counts = new.reshape(shape).sum(-1)
         words = number.new_zeros(size, many, most).scatter_add(-1, word, number)
         return words, counts
-
-    def _ids(self, samples: Samples) -> Tensor:
-        """(B, K, T), as `samples.ids`, without waiting for the draws; then 0 up to the size wanted."""
-        text = widen(samples.text.ids, round_up(samples.text.ids.shape[1], self.multiple), 0)
-        size, length = text.shape
-        number, many = len(samples.hidden) // size, samples.draws.shape[1]
-        rows, places = samples.hidden.nonzero(as_tuple=True)
-        ids = send(text, self.device)[:, None].repeat(number, many, 1)
-        ids[send(rows, self.device), :, send(places, self.device)] = send(samples.draws, self.device).to(ids.dtype)
-        ids = ids.clamp(max=len(self.parts) - 1)
-        return ids.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
 
     def _most_words(self, samples: Samples) -> int:
         """What no sample has more words than: known without the draws."""

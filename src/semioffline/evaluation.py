@@ -15,8 +15,9 @@ from tqdm import tqdm
 from semioffline.data import Collator, Examples
 from semioffline.decoding import Decoding
 from semioffline.policy import Policy
+from semioffline.reward_calls import reward_columns
+from semioffline.reward_set import RewardSet
 from semioffline.rewards import load_reward
-from semioffline.scoring import RewardSet, reward_columns
 
 SURFACE = ("length", "repetition", "distinct")
 """Always measured: what a narrow reward does not see."""

@@ -97,7 +97,7 @@ def places(predicts: Tensor, wanted: Tensor, length: int) -> Tensor:
 
 
 def widen(tensor: Tensor, length: int, value: Any) -> Tensor:
-    return nn.functional.pad(tensor, (0, length - tensor.shape[1]), value=value)
+    return nn.functional.pad(tensor, (0, length - tensor.shape[-1]), value=value)
 
 
 def round_up(length: int, multiple: int) -> int:

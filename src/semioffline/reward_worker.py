@@ -95,6 +95,14 @@ def _reward(name: str) -> Any:
     return load_reward(name)[1]
 
 
+def texts_of(decoder: Any, groups: Sequence[Group], draws: np.ndarray) -> list[str]:
+    """The texts of all samples. decoder: a FastDecoder"""
+    texts = []
+    for group, own in zip(groups, deal(groups, draws), strict=True):
+        texts += decoder.complete(group.static.tolist(), group.places.tolist(), own.tolist(), group.many)
+    return texts
+
+
 class Worker:
     """Decodes and scores in this process."""
 
@@ -103,6 +111,7 @@ class Worker:
     def __init__(self) -> None:
         self.decoder: Any = None
         self.asked: dict[str, Any] = {}
+        self.groups: list[Group] = []
 
     def load(self, tokenizer: str) -> None:
         from tokenizers import Tokenizer
@@ -112,7 +121,7 @@ class Worker:
         self.decoder = FastDecoder(Tokenizer.from_str(tokenizer))
 
     def prepare(self, asked: dict[str, Any]) -> None:
-        self.asked = asked
+        self.asked, self.groups = asked, read_groups(asked)
 
     def close(self) -> None:
         pass
@@ -121,11 +130,10 @@ class Worker:
         """The values of what was asked."""
         from semioffline.reward_calls import call_once, repeat
 
-        asked, texts = self.asked, []
-        groups = read_groups(asked)
-        for (_, static, places, many), own in zip(asked["groups"], deal(groups, draws), strict=True):
-            texts += self.decoder.complete(static, places, own.tolist(), many)
-        columns = repeat(asked["columns"], [group.many for group in groups]) | {"completions": texts}
+        asked, groups = self.asked, self.groups
+        columns = repeat(asked["columns"], [group.many for group in groups]) | {
+            "completions": texts_of(self.decoder, groups, draws)
+        }
         rows = [group.row for group in groups for _ in range(group.many)]
         values = [call_once(name, _reward(name), columns, rows, asked["timeout"]) for name in asked["rewards"]]
         return np.array(values, np.float64).tobytes()

@@ -1,9 +1,7 @@
-"""Samples to rewards: decode, call the reward functions, check what they return, sum up."""
+"""Samples to rewards: on the device, beside it in other processes, or here."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import threading
 import time
@@ -18,14 +16,13 @@ import torch
 from torch import Tensor
 
 from semioffline.device_rouge import on_device
-from semioffline.errors import UserError
 from semioffline.fast_decode import FastDecoder
 from semioffline.losses import equal_rewards
 from semioffline.policy import Policy
-from semioffline.reward_calls import RewardError, call, call_once, check, columns_for, raised, repeat, reward_columns
+from semioffline.reward_calls import RewardError, columns_for, repeat, reward_columns
 from semioffline.reward_pool import Asked, shared_pool
-from semioffline.reward_worker import Group, PoolError, deal
-from semioffline.rewards import REWARDS, RewardFunction, load_reward
+from semioffline.reward_set import RewardSet
+from semioffline.reward_worker import Group, PoolError, deal, texts_of
 from semioffline.types import Batch, HostCopy, Samples, send
 
 __all__ = ["RewardError", "RewardSet", "Scorer", "Scores", "describe", "reward_columns"]
@@ -35,109 +32,11 @@ logger = logging.getLogger(__name__)
 DESCRIBED = ("reward", "reward_std", "frac_reward_zero_std", "frac_reward_none", "rows_without_reward")
 
 
-class RewardSet:
-    """One or more reward functions and their weights: the reward is the weighted sum."""
-
-    def __init__(
-        self,
-        rewards: Any,
-        weights: Sequence[float] | None = None,
-        processing_classes: Any = None,
-        device: Any = None,
-        timeout: float | None = None,
-    ):
-        given = list(rewards) if isinstance(rewards, (list, tuple)) else [rewards]
-        tokenizers = list(processing_classes) if isinstance(processing_classes, (list, tuple)) else [processing_classes]
-        tokenizers += [None] * (len(given) - len(tokenizers))
-        loaded = [load_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
-        self.timeout = timeout
-        self.functions: dict[str, RewardFunction] = {}
-        self.built_in: dict[str, str] = {}
-        """Those that any process can make again from a name: functions of the row and the text, without a device."""
-        for source, (name, function) in zip(given, loaded, strict=True):
-            unique = name if name not in self.functions else f"{name}_{len(self.functions)}"
-            self.functions[unique] = function
-            if _is_built_in(source, function):
-                self.built_in[unique] = source
-        self.weights = [1.0] * len(loaded) if weights is None else [float(w) for w in weights]
-        if len(self.weights) != len(loaded):
-            raise UserError(f"{len(loaded)} rewards but {len(self.weights)} reward_weights: give one weight for each")
-
-    def __call__(self, columns: dict[str, list[Any]]) -> tuple[list[float], dict[str, list[float]]]:
-        """Columns (with completions among them) -> the weighted sums and each function's values; NaN = left out."""
-        parts = self.call(columns)
-        return self.add(parts).tolist(), parts
-
-    def add(self, parts: dict[str, Any]) -> np.ndarray:
-        """The weighted sum of each function's values, in the order of the functions."""
-        total = np.zeros(len(next(iter(parts.values()), ())))
-        for weight, name in zip(self.weights, self.functions, strict=True):
-            total += weight * np.asarray(parts[name])
-        return total
-
-    def add_tensors(self, parts: dict[str, Tensor]) -> Tensor:
-        """The same of tensors in float64."""
-        total = torch.zeros_like(next(iter(parts.values())))
-        for weight, name in zip(self.weights, self.functions, strict=True):
-            total = total + weight * parts[name]
-        return total
-
-    def call(
-        self, columns: dict[str, list[Any]], rows: Sequence[int] | None = None, but: Sequence[str] = ()
-    ) -> dict[str, list[float]]:
-        """Each function's values, checked, except for those in `but`.
-
-        rows: the input that each sample belongs to; what is a function of input and text alone then scores identical
-        samples once.
-        """
-        number = len(columns["completions"])
-        results: dict[str, list[float]] = {}
-        waiting: dict[str, Any] = {}
-        for name, function in self.functions.items():
-            if name in but:
-                continue
-            if rows is not None and name in self.built_in:
-                results[name] = call_once(name, function, columns, rows, self.timeout)
-                continue
-            out = call(name, function, columns, self.timeout)
-            if inspect.isawaitable(out):
-                waiting[name] = out
-            else:
-                results[name] = check(name, out, number)
-        if waiting:
-            results |= {name: check(name, out, number) for name, out in _await_all(waiting).items()}
-        return {name: results[name] for name in self.functions if name in results}
-
-
-def _is_built_in(given: Any, function: RewardFunction) -> bool:
-    if not isinstance(given, str) or not (given in REWARDS or given.startswith("length_penalty:")):
-        return False
-    return not getattr(function, "on_device", False) and not getattr(function, "single_process", False)
-
-
-_LOOP: list[asyncio.AbstractEventLoop] = []
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One loop in a thread of its own for the whole run: it works inside a notebook's loop too, and what a reward keeps
-    between steps (semaphores, HTTP clients) stays valid."""
-    if not _LOOP:
-        _LOOP.append(asyncio.new_event_loop())
-        threading.Thread(target=_LOOP[0].run_forever, daemon=True).start()
-    return _LOOP[0]
-
-
-def _await_all(waiting: dict[str, Any]) -> dict[str, Any]:
-    """Run coroutines at the same time."""
-
-    async def gather() -> list[Any]:
-        return await asyncio.gather(*waiting.values(), return_exceptions=True)
-
-    out = asyncio.run_coroutine_threadsafe(gather(), _event_loop()).result()
-    for name, value in zip(waiting, out, strict=True):
-        if isinstance(value, BaseException):
-            raise raised(name, value) from value
-    return dict(zip(waiting, out, strict=True))
+def _summarise(rewards: Tensor, *parts: Tensor) -> Tensor:
+    """The numbers of `describe`, then the mean and the standard deviation of each part, in one tensor."""
+    floats = [part.float() for part in parts]
+    each = [number for part in floats for number in (part.nanmean(), _std(part.view(1, -1)).squeeze())]
+    return torch.stack([*describe(rewards).values(), *each])
 
 
 @dataclass
@@ -152,7 +51,7 @@ class Scores:
     """Gives the texts: they are wanted at every log only."""
     seconds: float = 0.0
     """Time that scoring took."""
-    summarise: Callable[..., Tensor] = lambda *tensors: _summarise(*tensors)
+    summarise: Callable[..., Tensor] = _summarise
     """Or the same as a graph."""
 
     ready = True
@@ -173,13 +72,6 @@ class Scores:
         names = [*DESCRIBED, *(f"rewards/{name}/{what}" for name in self.parts for what in ("mean", "std"))]
         numbers: Any = values.unbind() if on_device else values.tolist()
         return dict(zip(names, numbers, strict=True)) | {"time/reward": self.seconds}
-
-
-def _summarise(rewards: Tensor, *parts: Tensor) -> Tensor:
-    """The numbers of `describe`, then the mean and the standard deviation of each part, in one tensor."""
-    floats = [part.float() for part in parts]
-    each = [number for part in floats for number in (part.nanmean(), _std(part.view(1, -1)).squeeze())]
-    return torch.stack([*describe(rewards).values(), *each])
 
 
 class PendingScores:
@@ -276,11 +168,10 @@ class Scorer:
     @cached_property
     def _device_rewards(self) -> dict[str, Any]:
         """All reward functions as they are on the device; empty if one of them is not."""
-        tokenizer: Any = self.policy.tokenizer
-        if not tokenizer.is_fast:
+        if self._decoder is None:
             return {}
         given = {
-            name: on_device(function, tokenizer.backend_tokenizer, self.policy.device, self._replay)
+            name: on_device(function, self._decoder, self.policy.device, self._replay)
             for name, function in self.reward_set.functions.items()
         }
         return {} if None in given.values() else given
@@ -295,7 +186,7 @@ class Scorer:
             parts[name] = values.view(-1)
         if not parts:
             return None
-        rewards = self.reward_set.add_tensors(parts).float().view(len(batch), -1)
+        rewards = self.reward_set.add(parts).float().view(len(batch), -1)
 
         def decode() -> list[str]:
             groups, order = _groups(samples)
@@ -361,12 +252,7 @@ class Scorer:
         """The texts of all samples."""
         if self._decoder is None:
             return self.policy.decode(_token_lists(groups, draws))
-        own = zip(groups, deal(groups, draws), strict=True)
-        return [
-            text
-            for group, drawn in own
-            for text in self._decoder.complete(group.static.tolist(), group.places.tolist(), drawn.tolist(), group.many)
-        ]
+        return texts_of(self._decoder, groups, draws)
 
     @cached_property
     def _decoder(self) -> FastDecoder | None:

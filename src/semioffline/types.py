@@ -17,7 +17,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     """To a device, without waiting until it has done what it was given before: a copy from pageable memory would."""
     if tensor.device.type == "cpu" and device.type == "cuda":
         tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=device.type == "cuda")  # to the host it must wait: `HostCopy` is for that
 
 
 class HostCopy:
@@ -157,11 +157,15 @@ class Samples:
     @property
     def ids(self) -> Tensor:
         """(B, K, T) token ids: the static token where it was shown, the k-th draw where it was hidden."""
+        return self.ids_on(self.text.ids.device)
+
+    def ids_on(self, device: torch.device) -> Tensor:
+        """The same on a device. On that of the draws nothing waits for them."""
         size, length = self.text.ids.shape
         number, many = len(self.hidden) // size, self.draws.shape[1]
-        ids = self.text.ids[:, None].repeat(number, many, 1)  # (n * B, K / n, T)
-        rows, positions = self.hidden.nonzero(as_tuple=True)
-        ids[rows, :, positions] = self.draws.to(ids.device)
+        ids = send(self.text.ids, device)[:, None].repeat(number, many, 1)  # (n * B, K / n, T)
+        rows, positions = (send(places, device) for places in self.hidden.nonzero(as_tuple=True))
+        ids[rows, :, positions] = send(self.draws, device).to(ids.dtype)
         return ids.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
 
 

@@ -12,7 +12,7 @@ from semioffline.config import SemiOfflineConfig, option
 from semioffline.data import Examples
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError, unknown
-from semioffline.scoring import RewardSet
+from semioffline.reward_set import RewardSet
 
 STRATEGIES = ("diverse_beam", "sampling", "beam")
 

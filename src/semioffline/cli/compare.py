@@ -223,7 +223,7 @@ def _with_candidates(
     from semioffline.candidates import write_candidates
     from semioffline.data import Examples
     from semioffline.decoding import Decoding
-    from semioffline.scoring import RewardSet
+    from semioffline.reward_set import RewardSet
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import text_limits
 

@@ -10,7 +10,7 @@ from semioffline.cli.run_folder import open_folder, print_metrics, write_result,
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.data import Examples
 from semioffline.evaluation import evaluate, write_predictions
-from semioffline.scoring import RewardSet
+from semioffline.reward_set import RewardSet
 
 
 @dataclass
