@@ -66,6 +66,7 @@ def main(folder: Path) -> None:
             dist.all_gather_object(losses, loss)
             if rank == 0:
                 torch.save({"loss": sum(losses), "grads": grads}, folder / f"{kind}-{method}.pt")
+    dist.barrier()  # none may be gone while another still talks
     dist.destroy_process_group()
 
 
