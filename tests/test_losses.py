@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from semioffline.errors import UserError
-from semioffline.losses import Advantages, Late, advantages, mle, reinforce_dense, reinforce_sparse, token_advantages
+from semioffline.losses import (
+    BASELINES,
+    LOSS_SCALES,
+    Advantages,
+    Late,
+    advantages,
+    mle,
+    reinforce_dense,
+    reinforce_sparse,
+    sparse_factors,
+    token_advantages,
+)
 
 NAN = float("nan")
 
@@ -164,9 +175,11 @@ def test_token_advantage_does_not_count_samples_that_are_left_out():
 # ---- losses that wait ----
 
 
+FACTORS = [torch.arange(1.0, 7).view(2, 3), torch.tensor([0.5, -2.0, 0.0, 4.0])]
+
+
 def weighted(*inputs: torch.Tensor) -> torch.Tensor:
-    """A loss of two inputs whose gradient is not constant."""
-    return -(inputs[0] * torch.arange(1.0, 7).view(2, 3)).sum() + inputs[1].square().sum()
+    return torch.stack([(factor * x).sum() for factor, x in zip(FACTORS, inputs, strict=True)]).sum()
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -174,7 +187,7 @@ def test_a_late_loss_has_the_value_and_the_gradient_of_the_loss(ready):
     plain = [torch.randn(2, 3, requires_grad=True), torch.randn(4, requires_grad=True)]
     waiting = [x.detach().clone().requires_grad_() for x in plain]
     (3.0 * weighted(*plain)).backward()
-    late = Late(weighted, *(x * 1 for x in waiting), ready=ready)
+    late = Late(lambda: FACTORS, *(x * 1 for x in waiting), ready=ready)
     assert late.total.item() == (pytest.approx(weighted(*plain).item()) if ready else 0.0)
     (3.0 * late.total).backward()
     assert late.value().item() == pytest.approx(weighted(*plain).item())
@@ -182,16 +195,33 @@ def test_a_late_loss_has_the_value_and_the_gradient_of_the_loss(ready):
         assert torch.equal(x.grad, y.grad)
 
 
+@pytest.mark.parametrize("loss_scale", LOSS_SCALES)
+@pytest.mark.parametrize("baseline", BASELINES)
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("masks", [1, 2])
+def test_the_sparse_loss_is_the_sum_of_its_factors_and_the_drawn_logits(masks, scale, baseline, loss_scale):
+    rewards = torch.rand(3, 8)
+    rewards[0, 1] = rewards[2, 6] = torch.nan
+    hidden = torch.tensor([[3, 1, 0], [1, 2, 4]])[:masks]
+    factors = sparse_factors(rewards, hidden, baseline, scale, loss_scale)
+    for own, part, counts in zip(factors, rewards.chunk(masks, dim=1), hidden, strict=True):
+        rows = torch.arange(3).repeat_interleave(counts)
+        z = torch.randn(len(rows), 8 // masks)
+        expected = reinforce_sparse(z, rows, advantages(part, baseline, scale), loss_scale)
+        share = 1 / masks if loss_scale == "sequence" else 1
+        assert (own[rows] * z).sum().item() == pytest.approx(share * expected.item(), abs=1e-6)
+
+
 def test_a_late_loss_is_computed_once_and_when_backward_comes_to_it():
     """Autograd goes to what was made later first: there the device has something to do while the rewards come."""
     happened = []
 
-    def loss(x):
+    def factors():
         happened.append("late loss")
-        return x.sum()
+        return [torch.ones(3)]
 
     x = torch.ones(3, requires_grad=True)
-    late = Late(loss, x * 2)
+    late = Late(factors, x * 2)
     other = (x * 5).exp()
     other.register_hook(lambda gradient: happened.append("what was made later"))
     total = late.total + other.sum()
@@ -204,26 +234,26 @@ def test_a_late_loss_is_computed_once_and_when_backward_comes_to_it():
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_a_late_loss_shows_before_it_is_known_that_it_will_not_be_finite(wrong):
     x = torch.tensor([1.0, wrong, 2.0], requires_grad=True)
-    assert Late(torch.sum, x).total.isnan()
+    assert Late(lambda: [torch.ones(3)], x).total.isnan()
 
 
 def test_a_late_loss_of_large_half_precision_inputs_is_no_false_alarm():
     x = torch.full((100,), 6e4, dtype=torch.float16, requires_grad=True)
-    assert Late(torch.sum, x).total.item() == 0.0
+    assert Late(lambda: [torch.ones(100)], x).total.item() == 0.0
 
 
 def test_a_late_loss_is_rounded_to_the_precision_of_its_inputs_once():
     """The scale of the loss (rows of the step, a gradient scaler) is applied in float32."""
     weights, scale = torch.tensor([1.003, 2.007, 3.001]), 0.3337
     x = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
-    (scale * Late(lambda z: (weights * z).sum(), x).total).backward()
+    (scale * Late(lambda: [weights], x).total).backward()
     assert torch.equal(x.grad, (scale * weights).to(torch.bfloat16))
 
 
 def test_an_error_in_a_late_loss_comes_out_of_backward():
-    def loss(x):
+    def factors():
         raise UserError("the reward function 'mine' raised KeyError")
 
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(UserError, match="'mine' raised KeyError"):
-        Late(loss, x).total.backward()
+        Late(factors, x).total.backward()

@@ -101,7 +101,7 @@ def test_samples_are_the_static_text_with_the_draws_at_the_hidden_positions():
         [[10, 100, 12, 200], [10, 101, 12, 201]],
         [[300, 21, 22, 1], [301, 21, 22, 1]],
     ]
-    assert samples.rows.tolist() == [0, 0, 1]
+    assert samples.places.tolist() == [[0, 0, 1], [1, 3, 0]]
     assert torch.equal(samples.keep_mask, keep)
     assert torch.equal(static.ids, ids)
 

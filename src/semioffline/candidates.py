@@ -78,7 +78,7 @@ def _make(
         part = [examples[n] for n in chosen[start : start + batch_size]]
         batch = collate(part).to(policy.device)
         with policy.meter.paused(), torch.random.fork_rng():
-            torch.manual_seed(Randomness(seed, 0).generator("candidates", part[0].index).initial_seed())
+            torch.manual_seed(Randomness(seed, 0).key("candidates", part[0].index))
             ids = policy.generate(batch.source, decoding)
         texts = policy.decode(ids)
         sums, _ = rewards(reward_columns(batch.columns, texts, ids, many))
@@ -137,7 +137,7 @@ class FreshTargets:
                 max_new_tokens=longest,
             )
             with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(randomness.generator("fresh", example).initial_seed())
+                torch.manual_seed(randomness.key("fresh", example))
                 [ids] = policy.generate(source, decoding)
             [text] = policy.decode([ids])
             if text:

@@ -64,8 +64,13 @@ def _read_bytes(text: bytes) -> bytes:
     return text.replace(_KELVIN, b"k").replace(_DOTTED_I, b"i ").translate(_LOWER)
 
 
-def _words(text: str) -> list[bytes]:
-    return _read_bytes(text.encode("utf-8", "replace")).split()
+@lru_cache(maxsize=1 << 16)
+def _numbers(text: str) -> np.ndarray | None:
+    """Of a reference's words; None where one of them is too long."""
+    words = _read_bytes(text.encode("utf-8", "replace")).split()
+    if max(map(len, words), default=0) > LONGEST:
+        return None
+    return np.array([_number(word) for word in words], np.int64)
 
 
 def on_device(
@@ -150,7 +155,8 @@ class DeviceRouge:
             n = 1 if variant == "rougeL" else int(variant[5:])
             hits = _common(same) if variant == "rougeL" else _hits(same, theirs, n)
             values.append(_f_measure(hits, counts[:, :, None] - n + 1, lengths[:, None] - n + 1, lengths[:, None] >= 0))
-        return reduce(add, values) / len(values)
+        sums = reduce(add, values)
+        return sums / torch.full_like(sums, len(values))  # a device divides by a plain number as it likes
 
     def _read_samples(self, ids: Tensor, keep: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """(B, K, W) the numbers of each sample's words, at most so many, and (B, K) how many they are."""
@@ -232,15 +238,15 @@ def _read(references: Sequence[Sequence[str]], multiple: int = 1) -> tuple[Tenso
     """
     if not all(references):
         return None
-    words = [[_words(text) for text in row] for row in references]
+    words = [[_numbers(text) for text in row] for row in references]
+    if any(own is None for row in words for own in row):
+        return None
     most, many = max(len(own) for row in words for own in row), max(map(len, words))
     shape = len(words), many if many == 1 else round_up(many, multiple), round_up(max(most, 1), multiple)
     numbers = np.full(shape, NO_REFERENCE, np.int64)
     lengths = np.full(numbers.shape[:2], -1, np.int64)
     for b, row in enumerate(words):
         for q, own in enumerate(row):
-            if any(len(word) > LONGEST for word in own):
-                return None
-            numbers[b, q, : len(own)] = [_number(word) for word in own]
+            numbers[b, q, : len(own)] = own
             lengths[b, q] = len(own)
     return torch.from_numpy(numbers), torch.from_numpy(lengths)

@@ -193,6 +193,7 @@ def use_cuda_graphs(policy: Any) -> None:
         return {} if policy.positions is None else {"positions": policy.positions}
 
     policy.always_masked = True
+    policy.fixed = list(policy.parameters())
     for stack in policy.stacks():
         dropped = getattr(stack, "layerdrop", 0.0)
         if dropped > 0:

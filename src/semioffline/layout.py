@@ -27,32 +27,28 @@ def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layou
     A row's first token is predicted at the prompt's last place, its token t at the place of its token t - 1; so its
     last token never has to be put in.
     """
-    device, batch = source.ids.device, source.ids.shape[0]
-    prompt_lengths = source.keep_mask.sum(1)
-    lengths = [(row.keep_mask.sum(1) - 1).clamp(min=0) for row in rows]
-    total = round_up(int((prompt_lengths + sum(lengths)).max()), multiple)
-    ids = torch.full((batch, total), pad_id, device=device)
-    positions = torch.zeros_like(ids)
-    segments = torch.full_like(ids, -1)
+    device = source.ids.device
+    prompt_lengths = source.keep_mask.sum(1, keepdim=True)  # (B, 1)
+    steps = torch.arange(max(part.ids.shape[1] for part in (source, *rows)), device=device)[None]
+    inside, positions, predicts, start = [source.keep_mask], [steps[:, : source.ids.shape[1]]], [], prompt_lengths
+    for row in rows:
+        length = row.ids.shape[1]
+        inside.append(widen(row.keep_mask[:, 1:], length, False))
+        positions.append(prompt_lengths + steps[:, :length])
+        predicts.append(torch.cat([prompt_lengths - 1, start + steps[:, : length - 1]], dim=1))
+        start = start + inside[-1].sum(1, keepdim=True)
+    total = round_up(int(start.max()), multiple)
+    segments = [torch.full_like(part.ids, number) for number, part in enumerate((source, *rows))]
+    kept = torch.cat(inside, dim=1)
+    at = (kept.cumsum(1) - 1).masked_fill(~kept, total)  # what is not kept goes to a column of its own, cut off below
+    parts = [source.ids, *(row.ids for row in rows)], [p.expand_as(s) for p, s in zip(positions, segments)], segments
 
-    def put(tokens: Tensor, start: Tensor, length: Tensor, first_position: Tensor, segment: int) -> Tensor:
-        steps = torch.arange(tokens.shape[1], device=device)[None, :]  # (1, T)
-        places = start[:, None] + steps  # (B, T)
-        inside = steps < length[:, None]
-        at = (torch.arange(batch, device=device)[:, None].expand_as(places)[inside], places[inside])
-        ids[at] = tokens[inside]
-        positions[at] = (first_position[:, None] + steps)[inside]
-        segments[at] = segment
-        return places
+    def put(values: list[Tensor], empty: int) -> Tensor:
+        laid = torch.full((len(at), total + 1), empty, device=device)
+        return laid.scatter_(1, at, torch.cat(values, dim=1))[:, :total]
 
-    zeros = torch.zeros_like(prompt_lengths)
-    put(source.ids, zeros, prompt_lengths, zeros, 0)
-    start, predicts = prompt_lengths, []
-    for number, (row, length) in enumerate(zip(rows, lengths, strict=True), start=1):
-        places = put(row.ids, start, length, prompt_lengths, number)
-        predicts.append(torch.cat([prompt_lengths[:, None] - 1, places[:, :-1]], dim=1))
-        start = start + length
-    return Layout(ids, positions, segments, predicts)
+    ids, places, numbers = (put(values, empty) for values, empty in zip(parts, (pad_id, 0, -1), strict=True))
+    return Layout(ids, places, numbers, predicts)
 
 
 def side_by_side(rows: list[Row], start_id: int, pad_id: int, together: bool) -> Layout:

@@ -102,31 +102,48 @@ def reinforce_sparse(drawn_logits: Tensor, rows: Tensor, advantages: Advantages,
     return -(_weights(advantages, rows, loss_scale) * drawn_logits.float()).sum()
 
 
-class Late:
-    """A loss that cannot be computed yet: it waits for the rewards of samples, while the device goes on.
+def sparse_factors(
+    rewards: Tensor, hidden: Tensor, baseline: str = "mean", scale: bool = False, loss_scale: str = "token"
+) -> Tensor:
+    """(n, B, K / n) what `reinforce_sparse` multiplies the drawn logits of a row and sample with: it is linear in them.
 
-    `loss` maps `inputs` to a number and may wait for as long as it takes. `total` stands for that number in the loss:
-    backward waits when it gets there, and autograd gets there after everything that was made later. Until then `total`
-    is 0, or NaN where an input is not finite, so that a loss that is not finite is seen without waiting.
+    With n masks the first K / n samples belong to the first one and so on; each has its own mean. hidden: (n, B) the
+    number of positions that a mask hides.
+    """
+    number = len(hidden)
+    parts = [advantages(part, baseline, scale) for part in rewards.chunk(number, dim=1)]
+    values = torch.stack([part.values for part in parts])
+    if loss_scale == "sequence":  # 1/K is of all samples, not of those of one mask
+        hidden = torch.stack([part.counts for part in parts]) * number
+    return -values / hidden.clamp(min=1)[..., None]
+
+
+class Late:
+    """sum f * x over `inputs` x with factors f that are not known yet: those of the RL loss wait for the rewards of
+    samples, while the device goes on.
+
+    `factors` gives a tensor for each input and may wait for as long as it takes. `total` stands for the sum in the
+    loss: backward waits when it gets there, and autograd gets there after everything that was made later. Until then
+    `total` is 0, or NaN where an input is not finite, so that a loss that is not finite is seen without waiting.
     """
 
-    def __init__(self, loss: Callable[..., Tensor], *inputs: Tensor, ready: bool = False):
-        """ready: `loss` does not have to wait, so `total` has its value at once."""
-        self._loss = loss
-        self._inputs = [tensor.detach().float() for tensor in inputs]
-        self._known: tuple[Tensor, tuple[Tensor, ...]] | None = None
+    def __init__(self, factors: Callable[[], list[Tensor]], *inputs: Tensor, ready: bool = False):
+        """ready: `factors` does not have to wait, so `total` has its value at once."""
+        self._factors = factors
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self._known: tuple[Tensor, list[Tensor]] | None = None
         self.total: Tensor = _LateSum.apply(self, ready, *inputs)  # type: ignore[assignment]
 
     def value(self) -> Tensor:
         return self._compute()[0]
 
-    def _compute(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The value and its gradients with respect to the inputs, in float32."""
+    def _compute(self) -> tuple[Tensor, list[Tensor]]:
+        """The sum and the factors, in float32."""
         if self._known is None:
-            inputs = [tensor.requires_grad_() for tensor in self._inputs]
-            with torch.enable_grad():
-                value = self._loss(*inputs)
-            self._known = value.detach(), torch.autograd.grad(value, inputs)
+            with torch.no_grad():
+                factors = self._factors()
+                parts = [(f * x.float()).sum() for f, x in zip(factors, self._inputs, strict=True)]
+                self._known = (parts[0] if len(parts) == 1 else torch.stack(parts).sum()), factors
             self._inputs = []
         return self._known
 
@@ -141,8 +158,8 @@ class _LateSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        _, gradients = ctx.late._compute()
-        return None, None, *((scale * g).to(kind) for g, kind in zip(gradients, ctx.types, strict=True))
+        _, factors = ctx.late._compute()
+        return None, None, *((scale * f).to(kind) for f, kind in zip(factors, ctx.types, strict=True))
 
 
 class TokenAdvantages(NamedTuple):

@@ -112,10 +112,9 @@ def _word_starts(words: Tensor) -> Tensor:
 
 def mask_uniforms(text: Text, index: Tensor, randomness: Randomness, purpose: str) -> Tensor:
     """(B, T) numbers for `hide`; a row's numbers do not depend on the padding of its batch."""
-    rows = randomness.uniform(purpose, index, text.lengths)
-    padded = pad_sequence(rows, batch_first=True, padding_value=1.0)
-    missing = text.ids.shape[1] - padded.shape[1]
-    return torch.nn.functional.pad(padded, (0, missing), value=1.0).to(text.ids.device)
+    size, length = text.ids.shape
+    numbers = randomness.uniform(purpose, index, [length] * size).view(size, length).to(text.ids.device)
+    return torch.where(text.keep_mask, numbers, 1.0)
 
 
 def scheduled_rate(start: float, end: float | None, step: int, total: int) -> float:

@@ -82,6 +82,8 @@ class Policy(Codec, nn.Module):
         self.layers_are_compiled = False
         self.always_masked = False
         """Give the model every mask, also where it could do without: it must not choose while a graph is recorded."""
+        self.fixed: list[nn.Parameter] | None = None
+        """All parameters, once they cannot be replaced any more: graphs were made of them."""
         self.pad_multiple = 1
         """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
@@ -133,6 +135,10 @@ class Policy(Codec, nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Several walks over all modules in every step would take as long as a small model's step."""
+        return super().parameters(recurse) if self.fixed is None else iter(self.fixed)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         self.base.gradient_checkpointing_enable(*args, **kwargs)
@@ -213,6 +219,7 @@ class Policy(Codec, nn.Module):
             self.value_head = nn.Linear(head.weight.shape[1], 1, device=self.device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
+            self.fixed = None
         return self.value_head
 
     def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:

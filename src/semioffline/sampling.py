@@ -53,8 +53,7 @@ def draw_uniforms(
 ) -> Tensor:
     """(M, K) numbers for `draw`, keyed by the example that each hidden position belongs to."""
     counts = observation.hidden.sum(1).tolist()
-    rows = randomness.uniform(purpose, index, [n * num_samples for n in counts])
-    return torch.cat(rows).view(-1, num_samples)
+    return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
 
 
 def complete(text: Text, observation: Observation, draws: Tensor) -> Samples:

@@ -7,8 +7,10 @@ import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,10 +151,10 @@ class Samples:
     def keep_mask(self) -> Tensor:
         return self.text.keep_mask
 
-    @property
-    def rows(self) -> Tensor:
-        """(M,) the row of `hidden` that each hidden position belongs to."""
-        return self.hidden.nonzero()[:, 0]
+    @cached_property
+    def places(self) -> Tensor:
+        """(2, M) the row of `hidden` and the column of each hidden position; where the draws are."""
+        return send(self.hidden.nonzero().T, self.draws.device)
 
     @property
     def ids(self) -> Tensor:
@@ -164,7 +166,7 @@ class Samples:
         size, length = self.text.ids.shape
         number, many = len(self.hidden) // size, self.draws.shape[1]
         ids = send(self.text.ids, device)[:, None].repeat(number, many, 1)  # (n * B, K / n, T)
-        rows, positions = (send(places, device) for places in self.hidden.nonzero(as_tuple=True))
+        rows, positions = send(self.places, device)
         ids[rows, :, positions] = send(self.draws, device).to(ids.dtype)
         return ids.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
 
@@ -211,15 +213,30 @@ class Randomness:
     seed: int
     step: int
 
-    def generator(self, purpose: str, example: int) -> torch.Generator:
-        key = struct.pack("<qqq", self.seed, self.step, example) + purpose.encode()
-        digest = hashlib.blake2b(key, digest_size=8).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    def key(self, purpose: str, example: int = 0) -> int:
+        """63 bits."""
+        packed = struct.pack("<qqq", self.seed, self.step, example) + purpose.encode()
+        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
-    def uniform(self, purpose: str, examples: Sequence[int] | Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """For each example, `size` uniform numbers in [0, 1)."""
-        examples = examples.tolist() if isinstance(examples, Tensor) else examples
-        return [
-            torch.rand(size, generator=self.generator(purpose, example))
-            for example, size in zip(examples, sizes, strict=True)
-        ]
+    def uniform(self, purpose: str, examples: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Uniform numbers in [0, 1), `size` for each example, one example after the other.
+
+        The n-th of an example does not depend on how many are asked for. They are those of SplitMix64 (Steele, Lea and
+        Flood, 2014), which counts and mixes, so that the numbers of all examples are made at once.
+        """
+        counts = np.asarray(sizes)
+        starts = _mix(_mix(examples.cpu().numpy().astype(np.uint64) * _STEP + np.uint64(self.key(purpose))))
+        number = np.arange(1, counts.sum() + 1) - np.repeat(counts.cumsum() - counts, counts)
+        bits = _mix(np.repeat(starts, counts) + number.astype(np.uint64) * _STEP)
+        return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24))
+
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+
+
+def _mix(numbers: np.ndarray) -> np.ndarray:
+    """SplitMix64's function from 64 bits to as many others."""
+    for shift, factor in _MIX:
+        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+    return numbers

@@ -29,8 +29,8 @@ def main(folder: Path) -> None:
         assert trainer.args.world_size == 2
         if trainer.accelerator.is_main_process:
             torch.save(weights(trainer), folder / f"{name}.pt")
-    rank, right = int(os.environ["RANK"]), Randomness.generator
-    Randomness.generator = lambda self, purpose, example: right(self, f"{purpose}/{rank}", example)
+    rank, right = int(os.environ["RANK"]), Randomness.uniform
+    Randomness.uniform = lambda self, purpose, *rest: right(self, f"{purpose}/{rank}", *rest)
     trainer = train(folder / "wrong-key", rows=rows, per_device_train_batch_size=4)
     if trainer.accelerator.is_main_process:
         torch.save(weights(trainer), folder / "wrong-key.pt")

@@ -76,14 +76,17 @@ def test_random_static_targets_keep_it(tmp_path: Path) -> None:
         assert largest_error(weights(train(tmp_path / "cut", **cut, **settings)), whole) <= 1
 
 
+RIGHT = Randomness.uniform
+
+
 def _by_place(self, purpose, examples, sizes):
     """Random numbers keyed by the place in the micro-batch instead of the example."""
-    return [torch.rand(size, generator=self.generator(purpose, n)) for n, size in enumerate(sizes)]
+    return RIGHT(self, purpose, torch.arange(len(examples)), sizes)
 
 
 def _by_process(self, purpose, examples, sizes):
     """Random numbers from the process's own stream."""
-    return [torch.rand(size) for size in sizes]
+    return torch.rand(sum(sizes))
 
 
 @pytest.mark.parametrize("wrong", [_by_place, _by_process])

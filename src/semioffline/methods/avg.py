@@ -76,8 +76,7 @@ def sample_texts(policy: Policy, batch: Batch, args: Any, randomness: Randomness
     )
     seed = 0
     for example in batch.index.tolist():
-        number = torch.randint(2**62, (1,), generator=randomness.generator("on-policy", example)).item()
-        seed = (31 * seed + int(number)) % 2**62
+        seed = (31 * seed + randomness.key("on-policy", example)) % 2**62
     device = policy.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

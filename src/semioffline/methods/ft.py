@@ -1,6 +1,5 @@
 """FT: plain fine-tuning on the ground truth."""
 
-import torch
 from torch import Tensor
 
 from semioffline.losses import mle
@@ -22,7 +21,7 @@ def mle_row(
     if not mask_rate or not mask_share:
         return Row(ids=target.ids, keep_mask=target.keep_mask, wanted=target.keep_mask, purpose="mle")
     uniforms = mask_uniforms(target, batch.index, randomness, "mle mask")
-    chosen = torch.stack(randomness.uniform("mle share", batch.index, [1] * len(batch))) < mask_share  # (B, 1)
+    chosen = randomness.uniform("mle share", batch.index, [1] * len(batch))[:, None] < mask_share  # (B, 1)
     shown = hide(target, chosen.to(uniforms) * mask_rate, policy.mask_id, uniforms).ids
     return Row(ids=shown, keep_mask=target.keep_mask, wanted=target.keep_mask, purpose="mle")
 

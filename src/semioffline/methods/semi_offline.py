@@ -14,7 +14,8 @@ from torch import Tensor
 from semioffline.candidates import FreshTargets
 from semioffline.data import pick_static
 from semioffline.errors import UserError
-from semioffline.losses import Advantages, Late, advantages, reinforce_sparse
+from semioffline.graphs import Replayed
+from semioffline.losses import Advantages, Late, advantages, sparse_factors
 from semioffline.masking import (
     add_noise,
     append_target,
@@ -56,6 +57,8 @@ class Method(BaseMethod):
         super().__init__(args)
         self.fresh = FreshTargets()
         self.total_steps: int = args.max_steps
+        factors = partial(sparse_factors, baseline=args.baseline, scale=args.scale_rewards, loss_scale=args.loss_scale)
+        self._factors = Replayed(factors) if args.cuda_graphs else factors
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         args = self.args
@@ -82,19 +85,14 @@ class Method(BaseMethod):
 
     def _reinforce(self, decisions: list[Decision], scores: Scores | PendingScores) -> Late:
         """L_RL, which waits for the rewards."""
-        args, device = self.args, decisions[0].drawn.device
-        share = 1 / len(decisions) if args.loss_scale == "sequence" else 1  # 1/K is of all samples, not of the half
-        rows = [send(decision.samples.rows, device) for decision in decisions]
+        device = decisions[0].drawn.device
+        hidden = send(torch.stack([decision.samples.hidden.sum(1) for decision in decisions]), device)
 
-        def loss(*drawn: Tensor) -> Tensor:
-            given = self._advantages(scores.rewards.to(device), len(decisions))
-            parts = [
-                share * reinforce_sparse(z, own_rows, advantage, args.loss_scale)
-                for z, own_rows, advantage in zip(drawn, rows, given, strict=True)
-            ]
-            return torch.stack(parts).sum()
+        def factors() -> list[Tensor]:
+            of_rows = self._factors(scores.rewards.to(device), hidden)
+            return [own[decision.samples.places[0]] for own, decision in zip(of_rows, decisions, strict=True)]
 
-        return Late(loss, *(decision.drawn for decision in decisions), ready=scores.ready)
+        return Late(factors, *(decision.drawn for decision in decisions), ready=scores.ready)
 
     def _advantages(self, rewards: Tensor, masks: int) -> list[Advantages]:
         """One for each mask: b is the mean over its own samples."""
@@ -105,7 +103,7 @@ class Method(BaseMethod):
         """The text that is partly hidden: the batch's own, one of its candidates, or the policy's last sample."""
         static = batch.static
         if batch.static_counts is not None:
-            uniforms = torch.cat(randomness.uniform("static", batch.index, [1] * len(batch)))
+            uniforms = randomness.uniform("static", batch.index, [1] * len(batch))
             static = pick_static(batch.static, batch.static_counts, uniforms)
         if self.args.refresh_every:
             if (randomness.step + 1) % self.args.refresh_every == 0:
