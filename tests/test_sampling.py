@@ -123,3 +123,42 @@ def test_a_batch_in_which_nothing_is_hidden_gives_the_static_text_back():
     draws, entropy = draw(sampling_logits(torch.zeros(0, 5), ALL, top_k=2, top_p=0.9), uniforms)
     assert complete(static, observation, draws).ids.tolist() == [[[10, 11]] * 3]
     assert len(entropy) == 0
+
+
+def test_random_numbers_are_those_of_splitmix64():
+    """Against the published algorithm in plain integers."""
+
+    def mix(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    step, randomness = 0x9E3779B97F4A7C15, Randomness(seed=5, step=11)
+    for sizes in ([3, 0, 5], [4, 4, 4]):
+        numbers = randomness.uniform("draw", torch.tensor([2, 0, 123456789]), sizes).tolist()
+        expected = []
+        for example, size in zip((2, 0, 123456789), sizes, strict=True):
+            start = mix((example * step + randomness.key("draw")) % 2**64)
+            expected += [(mix((start + n * step) % 2**64) >> 40) / 2**24 for n in range(1, size + 1)]
+        assert numbers == expected
+
+
+def test_random_numbers_are_uniform_and_independent():
+    """Mean, variance, a chi-square over 64 bins, and no correlation between neighbours, examples, steps or purposes."""
+    examples = torch.arange(400)
+    tables = [
+        Randomness(seed, step).uniform(purpose, examples, [500] * 400).view(400, 500)
+        for seed, step, purpose in ((0, 0, "draw"), (0, 1, "draw"), (1, 0, "draw"), (0, 0, "mask"))
+    ]
+    for numbers in tables:
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
+        assert numbers.mean().item() == pytest.approx(0.5, abs=0.003)
+        assert numbers.var().item() == pytest.approx(1 / 12, abs=0.001)
+        counts = torch.histc(numbers, 64, 0, 1)
+        chi_square = ((counts - counts.mean()).square() / counts.mean()).sum().item()
+        assert chi_square < 117  # p = 0.0001 with 63 degrees of freedom is 116
+    first = tables[0] - 0.5
+    pairs = [(first[:, 1:], first[:, :-1]), (first[1:], first[:-1]), *((first, other - 0.5) for other in tables[1:])]
+    for x, y in pairs:
+        assert abs((x * y).mean().item()) * 12 < 0.01

@@ -53,6 +53,9 @@ class SemiOfflineConfig(TrainingArguments):
     refresh_every: int = option(
         0, "At every n-th step the batch's static targets become samples of the policy; 0 means never."
     )
+    eos_after: int | None = option(
+        None, "Samples may end early: EOS may be drawn after so many tokens; they are as long as the target otherwise."
+    )
     # Other methods
     length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
     ranking_weight: float = option(10.0, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
@@ -185,6 +188,10 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"mask_span={self.mask_span} must be at least 1, the length of a single token")
         if self.refresh_every < 0:
             problems.append(f"refresh_every={self.refresh_every} must be 0 (never) or positive")
+        if self.eos_after is not None and self.eos_after < 1:
+            problems.append(f"eos_after={self.eos_after} must be at least 1: a sample needs a token")
+        if self.eos_after is not None and self.observation == "full":
+            problems.append("eos_after with observation='full': its samples keep the length of the static target")
         if self.mask_pattern == "complementary" and (self.num_samples < 4 or self.num_samples % 2):
             problems.append(
                 f"num_samples={self.num_samples} must be even and at least 4 with mask_pattern='complementary': "

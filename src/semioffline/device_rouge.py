@@ -238,7 +238,7 @@ def _read(references: Sequence[Sequence[str]], multiple: int = 1) -> tuple[Tenso
     """
     if not all(references):
         return None
-    words = [[_numbers(text) for text in row] for row in references]
+    words: Any = [[_numbers(text) for text in row] for row in references]
     if any(own is None for row in words for own in row):
         return None
     most, many = max(len(own) for row in words for own in row), max(map(len, words))

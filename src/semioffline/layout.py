@@ -29,7 +29,8 @@ def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layou
     """
     device = source.ids.device
     prompt_lengths = source.keep_mask.sum(1, keepdim=True)  # (B, 1)
-    steps = torch.arange(max(part.ids.shape[1] for part in (source, *rows)), device=device)[None]
+    tokens = [source.ids, *(row.ids for row in rows)]
+    steps = torch.arange(max(part.shape[1] for part in tokens), device=device)[None]
     inside, positions, predicts, start = [source.keep_mask], [steps[:, : source.ids.shape[1]]], [], prompt_lengths
     for row in rows:
         length = row.ids.shape[1]
@@ -38,10 +39,10 @@ def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layou
         predicts.append(torch.cat([prompt_lengths - 1, start + steps[:, : length - 1]], dim=1))
         start = start + inside[-1].sum(1, keepdim=True)
     total = round_up(int(start.max()), multiple)
-    segments = [torch.full_like(part.ids, number) for number, part in enumerate((source, *rows))]
+    segments = [torch.full_like(part, number) for number, part in enumerate(tokens)]
     kept = torch.cat(inside, dim=1)
     at = (kept.cumsum(1) - 1).masked_fill(~kept, total)  # what is not kept goes to a column of its own, cut off below
-    parts = [source.ids, *(row.ids for row in rows)], [p.expand_as(s) for p, s in zip(positions, segments)], segments
+    parts = tokens, [p.expand_as(s) for p, s in zip(positions, segments, strict=True)], segments
 
     def put(values: list[Tensor], empty: int) -> Tensor:
         laid = torch.full((len(at), total + 1), empty, device=device)

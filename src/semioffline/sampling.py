@@ -12,7 +12,7 @@ def sampling_logits(
 ) -> Tensor:
     """The logits of the distribution that samples are drawn from: z / temperature, -inf outside the kept set.
 
-    logits: (M, V); allowed: (V,) False at ids that must never be drawn (special tokens, ids without a token).
+    logits: (M, V); allowed: (V,) or (M, V) False at ids that must never be drawn (special tokens, ids without a token).
     Restricting the draw is exact for the RL gradient: the normaliser of the kept set does not depend on the sample,
     and a constant in k cancels under zero-sum advantages.
     """
@@ -56,9 +56,16 @@ def draw_uniforms(
     return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
 
 
-def complete(text: Text, observation: Observation, draws: Tensor) -> Samples:
-    """Put the draws into the static text: K complete samples a row."""
-    return Samples(text, observation.hidden, draws)
+def allow_end(allowed: Tensor, observation: Observation, end_id: int, after: int) -> Tensor:
+    """(M, V): `allowed` (V,) at each hidden position, and the end token too where `after` tokens stand before it."""
+    late = send(observation.hidden.nonzero()[:, 1] >= after, allowed.device)
+    ends = torch.arange(len(allowed), device=allowed.device) == end_id
+    return allowed | (late[:, None] & ends)
+
+
+def complete(text: Text, observation: Observation, draws: Tensor, end_id: int | None = None) -> Samples:
+    """Put the draws into the static text: K complete samples a row. Where end_id was drawn they end."""
+    return Samples(text, observation.hidden, draws, end_id)
 
 
 def join(parts: list[Samples]) -> Samples:
@@ -66,7 +73,7 @@ def join(parts: list[Samples]) -> Samples:
     if len(parts) == 1:
         return parts[0]
     hidden, draws = torch.cat([part.hidden for part in parts]), torch.cat([part.draws for part in parts])
-    return Samples(parts[0].text, hidden, draws)
+    return Samples(parts[0].text, hidden, draws, parts[0].end_id)
 
 
 def drawn_log_p(logits: Tensor, draws: Tensor, allowed: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:

@@ -142,6 +142,8 @@ class Scorer:
         return self.policy.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
 
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
+        if samples.end_id is not None:
+            return self.score_ids(samples.token_lists(), batch, samples.ids.shape[1])
         if self.on_device and (found := self._score_on_device(samples, batch)) is not None:
             return found
         draws = HostCopy(samples.draws.int())

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,6 +145,8 @@ class Samples:
     """(n * B, T) True at the positions that were drawn."""
     draws: Tensor
     """(M, K / n) the tokens drawn at the M hidden positions, in row-major order; on the policy's device."""
+    end_id: int | None = None
+    """A sample ends where this token was drawn; all are as long as the static text when not given."""
 
     @property
     def keep_mask(self) -> Tensor:
@@ -160,6 +161,12 @@ class Samples:
     def ids(self) -> Tensor:
         """(B, K, T) token ids: the static token where it was shown, the k-th draw where it was hidden."""
         return self.ids_on(self.text.ids.device)
+
+    def token_lists(self) -> list[list[int]]:
+        """B * K lists, the samples of a row together: up to the first end token, which is kept."""
+        lengths, many = self.text.lengths, self.ids.shape[1]
+        whole = [row[: lengths[n // many]] for n, row in enumerate(self.ids.flatten(0, 1).tolist())]
+        return [row[: row.index(self.end_id) + 1] if self.end_id in row else row for row in whole]
 
     def ids_on(self, device: torch.device) -> Tensor:
         """The same on a device. On that of the draws nothing waits for them."""
@@ -224,19 +231,27 @@ class Randomness:
         The n-th of an example does not depend on how many are asked for. They are those of SplitMix64 (Steele, Lea and
         Flood, 2014), which counts and mixes, so that the numbers of all examples are made at once.
         """
-        counts = np.asarray(sizes)
-        starts = _mix(_mix(examples.cpu().numpy().astype(np.uint64) * _STEP + np.uint64(self.key(purpose))))
-        number = np.arange(1, counts.sum() + 1) - np.repeat(counts.cumsum() - counts, counts)
-        bits = _mix(np.repeat(starts, counts) + number.astype(np.uint64) * _STEP)
-        return torch.from_numpy((bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24))
+        starts = _mix(examples.cpu() * _STEP + self.key(purpose))
+        if len(set(sizes)) == 1:
+            bits = _mix(starts[:, None] + torch.arange(1, sizes[0] + 1) * _STEP).view(-1)
+        else:
+            counts = torch.tensor(sizes)
+            number = torch.arange(1, sum(sizes) + 1) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+            bits = _mix(starts.repeat_interleave(counts) + number * _STEP)
+        return _shift(bits, 40).float() * 2**-24
 
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+_MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
 
 
-def _mix(numbers: np.ndarray) -> np.ndarray:
+def _shift(numbers: Tensor, by: int) -> Tensor:
+    """To the right, with zeros: numbers have a sign in torch."""
+    return (numbers >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(numbers: Tensor) -> Tensor:
     """SplitMix64's function from 64 bits to as many others."""
     for shift, factor in _MIX:
-        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
+        numbers = (numbers ^ _shift(numbers, shift)) * factor
     return numbers

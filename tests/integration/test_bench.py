@@ -45,6 +45,18 @@ def test_every_method_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture)
     assert {line.count("|") for line in table} == {table[0].count("|")}
 
 
+@pytest.mark.parametrize("threads", [None, "2"])
+def test_the_command_says_what_makes_a_difference(
+    threads: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    command = bench(tmp_path / "mine", "--methods", "ft", "--models", "llama-tiny")["about"]["command"]
+    assert command.startswith("OMP_NUM_THREADS=2 semioffline bench " if threads else "semioffline bench ")
+    assert command.endswith("--output_dir runs/mine --methods ft --models llama-tiny")
+
+
 def test_a_case_that_fails_does_not_cost_the_others(tmp_path: Path) -> None:
     rows = bench(tmp_path, "--methods", "ft", "--models", "llama-tiny", "--settings", "graphs", "plain")["rows"]
     assert "cuda_graphs needs one CUDA device" in rows[0]["error"]

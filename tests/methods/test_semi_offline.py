@@ -84,6 +84,8 @@ VARIANTS = [
     {"mask_pattern": "span"},
     {"mask_rate_end": 0.9, "max_steps": 10},
     {"refresh_every": 2, "max_completion_length": 12},
+    {"eos_after": 3},
+    {"eos_after": 1, "mask_pattern": "complementary"},
 ]
 
 
@@ -101,7 +103,8 @@ def test_every_variant_makes_a_step(step, kind, changes):
     assert all(torch.isfinite(g).all() for g in gradients)
     assert sum(g.abs().sum() for g in gradients) > 0
     assert watched.samples.ids.shape[:2] == (len(batch), K)
-    assert policy.allowed[watched.samples.draws].all()
+    ends = watched.samples.draws == policy.tokenizer.eos_token_id
+    assert (policy.allowed[watched.samples.draws] | (ends if "eos_after" in changes else False)).all()
     assert not (watched.samples.ids == policy.mask_id).any()
     assert len(watched.output.completions()) == K * len(batch)
 
@@ -443,3 +446,68 @@ def test_all_problems_of_the_variants_are_told_at_once(settings):
     assert "refresh_every=-1" in message
     with pytest.raises(UserError, match="random, complementary, suffix, span"):
         settings(mask_pattern="stripes")
+
+
+# ---- samples that end early ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_end_where_the_end_token_was_drawn(tiny_policy, tiny_batch, settings, monkeypatch, kind):
+    """A policy that wants to stop everywhere stops at the first hidden position that `eos_after` allows, and the reward
+    function reads what stands before it."""
+    policy = tiny_policy(kind)
+    batch, end, seen = tiny_batch(policy), policy.tokenizer.eos_token_id, []
+    forward = policy.forward
+
+    def stop(source, rows, *more):
+        logits = forward(source, rows, *more)
+        for z in logits:
+            z.data[:, end] = 50.0
+        return logits
+
+    def reward(completions, completion_ids, **kwargs):
+        seen.extend(zip(completions, completion_ids, strict=True))
+        return uneven(completions)
+
+    monkeypatch.setattr(policy, "forward", stop)
+    args = settings(num_samples=K, mask_rate=0.5, eos_after=3)
+    Method(args).step(policy, batch, Scorer(policy, RewardSet(reward)), RANDOMNESS)
+    observation = Method(args)._observe(policy, batch, batch.static, RANDOMNESS)[0]
+    shortened = 0
+    for n, (text, ids) in enumerate(seen):
+        static = batch.static.ids[n // K][batch.static.keep_mask[n // K]].tolist()
+        late = [t for t in observation.hidden[n // K].nonzero()[:, 0].tolist() if t >= 3]
+        length = late[0] + 1 if late else len(static)
+        shortened += length < len(static)
+        assert len(ids) == length
+        assert ids[-1] == end
+        assert end not in ids[:-1]
+        assert text == policy.decode([ids])[0]
+    assert shortened
+
+
+def test_the_end_token_is_not_drawn_before_eos_after(step):
+    policy, _, watched = step("bart", eos_after=4, temperature=50.0, mask_rate=0.9, num_samples=64)
+    columns = watched.samples.places[1]
+    ends = (watched.samples.draws == policy.tokenizer.eos_token_id).any(1)
+    assert not ends[columns < 4].any()
+    assert ends[columns >= 4].any()
+
+
+def test_a_reward_for_short_texts_makes_samples_shorter(tiny_policy, tiny_batch, settings):
+    """Without eos_after their length cannot change."""
+    policy = tiny_policy("bart")
+    batch, lengths = tiny_batch(policy), []
+
+    def short(completions, completion_ids, **kwargs):
+        lengths.append(sum(map(len, completion_ids)) / len(completion_ids))
+        return [-float(len(ids)) for ids in completion_ids]
+
+    args = settings(num_samples=16, mask_rate=0.8, eos_after=2, mle_mask_rate=0.0)
+    method, optimizer = Method(args), torch.optim.Adam(policy.parameters(), lr=3e-3)
+    for n in range(25):
+        output = method.step(policy, batch, Scorer(policy, RewardSet(short)), Randomness(0, n))
+        optimizer.zero_grad()
+        output.terms[1].total.backward()
+        optimizer.step()
+    assert sum(lengths[-3:]) < 0.8 * sum(lengths[:3])

@@ -54,13 +54,14 @@ def commit() -> str | None:
 
 def shown_command(command: str, argv: list[str]) -> str:
     """A command line to print where others read it: folders of this machine by their last name only."""
+    threads = os.environ.get("OMP_NUM_THREADS")
     words, flag = [], ""
     for word in argv:
         if flag in ("--model", "--data_dir", "--output_dir", "--config") and "/" in word:
             word = {"--config": "recipes/", "--output_dir": "runs/"}.get(flag, "") + Path(word).name
         flag = word
         words.append(f"'{word}'" if any(c in word for c in ' {}*$"') else word)
-    return " ".join(["semioffline", command, *words])
+    return " ".join([*([f"OMP_NUM_THREADS={threads}"] if threads else []), "semioffline", command, *words])
 
 
 def about(command: str, argv: list[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from semioffline.masking import (
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
-from semioffline.sampling import complete, draw, draw_uniforms, drawn_log_p, join, sampling_logits
+from semioffline.sampling import allow_end, complete, draw, draw_uniforms, drawn_log_p, join, sampling_logits
 from semioffline.scoring import PendingScores, Scorer, Scores
 from semioffline.types import Batch, Observation, Randomness, Row, Samples, StepOutput, Term, Text, send
 
@@ -203,12 +203,16 @@ def decide_at_once(
     decisions = []
     numbers = _numbers(observations, batch, args, randomness)
     for observation, masked_logits, own_numbers in zip(observations, logits, numbers, strict=True):
-        z = sampling_logits(masked_logits, policy.allowed, args.temperature, args.top_k, args.top_p)
+        allowed, end_id = policy.allowed, None
+        if args.eos_after is not None:
+            end_id = policy.tokenizer.eos_token_id
+            allowed = allow_end(allowed, observation, end_id, args.eos_after)
+        z = sampling_logits(masked_logits, allowed, args.temperature, args.top_k, args.top_p)
         draws, entropy = draw(z, own_numbers)
         drawn_logits = masked_logits.gather(1, draws)
         if args.temperature != 1.0:
             drawn_logits = drawn_logits / args.temperature
-        decisions.append(Decision(complete(static, observation, draws), drawn_logits, entropy))
+        decisions.append(Decision(complete(static, observation, draws, end_id), drawn_logits, entropy))
     return target_logits, decisions
 
 
