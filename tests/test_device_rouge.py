@@ -85,27 +85,38 @@ def test_any_variants_in_any_order(variants: tuple[str, ...]) -> None:
     assert torch.equal(values, expected(tokenizer, samples, references, variants))
 
 
-@pytest.mark.parametrize("words", [61, 62, 63, 90])
-def test_a_long_reference_and_parts_of_a_batch(words: int, monkeypatch: Any) -> None:
-    """More words than a number has bits, on one side; and so many pairs that they are compared in several goes."""
-    monkeypatch.setattr(device_rouge, "MOST_AT_ONCE", 10_000)
+@pytest.mark.parametrize("bits", [3, 7, 62])
+@pytest.mark.parametrize("words", [1, 61, 62, 63, 125])
+def test_long_references_and_parts_of_a_batch(words: int, bits: int, monkeypatch: Any) -> None:
+    """More words than a number has bits; and so many counts that they are compared in several goes."""
+    monkeypatch.setattr(device_rouge, "BITS", bits)
+    monkeypatch.setattr(device_rouge, "MOST_AT_ONCE", 1_000)
     tokenizer, rng = train("word-level"), random.Random(6)
     samples = make_samples(tokenizer, rng, many=9)
-    references = [[" ".join(rng.choice(CORPUS[0].split()) for _ in range(words))] for _ in range(3)]
+    references = [[" ".join(rng.choice(CORPUS[0].split()) for _ in range(words - b % words))] for b in range(3)]
     values = build(tokenizer)(samples, references)
     assert values is not None
     assert torch.equal(values, expected(tokenizer, samples, references))
 
 
-def test_what_only_the_host_can_tell(monkeypatch: Any) -> None:
-    """Long on both sides, or no reference."""
+def test_many_references() -> None:
+    """As many as E2E has for one input: words and pairs of words are shared by some of them and repeated in others."""
+    tokenizer, rng = train("word-level"), random.Random(10)
+    samples, words = make_samples(tokenizer, rng, many=20), " ".join(CORPUS[:3]).split()
+    references = [[" ".join(rng.choices(words, k=rng.randint(0, 30))) for _ in range(number)] for number in (1, 17, 43)]
+    for replay in (None, lambda function: Replayed(function, record_function)):
+        values = build(tokenizer, replay=replay)(samples, references)
+        assert values is not None
+        assert torch.equal(values, expected(tokenizer, samples, references))
+
+
+def test_what_only_the_host_can_tell() -> None:
+    """A word without end, or no reference."""
     tokenizer, rng = train("word-level"), random.Random(7)
     samples, rouge = make_samples(tokenizer, rng), build(tokenizer)
-    monkeypatch.setattr(device_rouge, "BITS", 3)
-    assert rouge(samples, [["a b c d e"]] * 3) is None
-    assert build(tokenizer, ("rouge1",))(samples, [["a b c d e"]] * 3) is not None
-    monkeypatch.undo()
+    assert rouge(samples, [["a"], ["b" * (device_rouge.LONGEST + 1)], ["c"]]) is None
     assert rouge(samples, [["a"], [], ["b"]]) is None
+    assert rouge(samples, [["a"], ["b" * device_rouge.LONGEST], ["c"]]) is not None
 
 
 def test_letters_whose_lower_case_is_in_another_alphabet() -> None:

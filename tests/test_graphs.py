@@ -1,5 +1,5 @@
-"""The trunk as recorded graphs. A recorder for the CPU stands for CUDA's: as there, the activations of a shape exist
-once, and backward is that of the last forward."""
+"""The trunk as recorded graphs. A recorder for the CPU stands for CUDA's: as there, the activations of a module exist
+once, for all shapes, and backward is that of the last forward."""
 
 import logging
 from typing import Any
@@ -16,11 +16,11 @@ from semioffline.types import Randomness, Row
 KINDS = ["bart", "t5", "llama", "gpt2"]
 
 
-def record(body: Any, tensors: list[torch.Tensor]) -> Any:
+def record(body: Any, tensors: list[torch.Tensor], pool: Any) -> Any:
     static = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     parameters = tuple(body.parameters())
     surface = [t for t in (*static, *parameters) if t.requires_grad]
-    last: dict[str, torch.Tensor] = {}
+    last: dict[str, torch.Tensor] = body.module.__dict__.setdefault("last activations", {})
 
     class Replay(torch.autograd.Function):
         @staticmethod
@@ -104,20 +104,44 @@ def test_steps_replayed_by_cuda_are_plain_steps(tiny_policy, tiny_batch, setting
     assert [len(stack.forward.graphs) for stack in policy.stacks()] == [1] * len(policy.stacks())
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind):
-    """The second pass must not overwrite the activations of the first."""
+def test_graphs_of_several_shapes_share_memory(tiny_policy, tiny_batch, settings, kind):
+    """Batches of different sizes in turn, several times: each gets the gradients of plain steps, as the first time."""
+    policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
+    use_cuda_graphs(policy)
+    plain.always_masked = True
+    batches, args = [tiny_batch(policy, size) for size in (2, 4, 3)], settings(num_samples=4)
+    for number in range(9):
+        batch = batches[number % 3]
+        found, expected = (gradients(model, step(model, batch, args, number)) for model in (policy, plain))
+        assert_same(found, expected)
+    assert {len(stack.forward.graphs) for stack in policy.stacks()} == {3}
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind, same):
+    """The second pass must not overwrite the activations of the first, whatever its shape."""
     policy, _ = graphed(kind)
     plain = tiny_policy(kind).train()
     batch = tiny_batch(policy)
     target = batch.target
-    other = Row(target.ids.flip(0), target.keep_mask.flip(0), target.keep_mask.flip(0))
     row = Row(target.ids, target.keep_mask, target.keep_mask)
+    if same:
+        other = Row(target.ids.flip(0), target.keep_mask.flip(0), target.keep_mask.flip(0))
+    else:
+        other = Row(target.ids[:, :-2], target.keep_mask[:, :-2], target.keep_mask[:, :-2])
 
     def loss(model: Any) -> torch.Tensor:
         [first], [second] = model.predict(batch.source, [row]), model.predict(batch.source, [other])
         return first.square().sum() + 3 * second.square().sum()
 
+    def one(model: Any, which: Row) -> torch.Tensor:
+        return model.predict(batch.source, [which])[0].square().sum()
+
+    for which in (row, other):  # both shapes are recorded
+        assert_same(gradients(policy, one(policy, which)), gradients(plain, one(plain, which)))
     for _ in range(2):
         assert_same(gradients(policy, loss(policy)), gradients(plain, loss(plain)))
 
@@ -199,7 +223,7 @@ def record_function(function: Any, inputs: list[torch.Tensor]) -> Any:
 
 
 def test_a_replayed_function_gives_values_of_its_own(monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(graphs, "MOST_FUNCTIONS", 2)
     calls = []
 
     def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """ROUGE of samples where they are: counted from token ids on the model's device, so that no step waits for the host.
 
 Each token's text is split into parts, runs of letters and digits. Parts that touch make a word. The number of a word is
-a polynomial in its letters modulo 2^64, so that the numbers of words follow from those of their parts; the words of
-references get theirs on the host. Everything else is comparing numbers. The floating-point operations are those of
+a polynomial in its letters modulo 2^64, so that the numbers of words follow from those of their parts; the number of an
+n-gram is one in those of its words. The host lists the n-grams of an input's references, and on the device each n-gram
+of a sample is looked up among them: what is left is counting. The floating-point operations are those of
 `rewards.rouge` in the same order: the values are the same to the last bit, unless two words happen to have the same
 number (hardly ever, and never one and the same), or bytes of several tokens spell the Kelvin sign or a dotted capital
 I, which are read as spaces.
@@ -11,10 +12,10 @@ I, which are read as spaces.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,18 +29,17 @@ from semioffline.types import Samples, send
 MOST_PARTS = 4
 """In one token. A vocabulary with longer ones is left to the host."""
 BITS = 62
-"""Words of the shorter of two texts: their places are the bits of a number."""
+"""Of a number that are used: the words of a reference are bits in longest common subsequences."""
 LONGEST = 512
 """Letters of a word."""
-MULTIPLE = 8
-"""Sizes are multiples of this where graphs are replayed."""
-MOST_AT_ONCE = 1 << 25
-"""Pairs of words that are compared at once: 17 bytes each."""
-NO_REFERENCE = 1
-"""Stands where a reference has no more words; where a sample has none there is 0. No word has these numbers."""
+MULTIPLE = 32
+"""Sizes are multiples of this where graphs are replayed, the number of references of a quarter of it."""
+MOST_AT_ONCE = 1 << 26
+"""Counts that are compared at once."""
 _SIZE = 1 << 64
 _RANDOM = random.Random(20230523)
 _BASE = _RANDOM.randrange(1 << 62, _SIZE) | 1
+_NEXT = _RANDOM.randrange(1 << 62, _SIZE >> 1) | 1
 _LETTER = [_RANDOM.randrange(1, _SIZE) for _ in range(256)]
 _LOWER = bytes(ord(chr(b).lower()) if b < 128 and chr(b).isalnum() else ord(" ") for b in range(256))
 _KELVIN, _DOTTED_I = "\N{KELVIN SIGN}".encode(), "\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}".encode()
@@ -64,13 +64,50 @@ def _read_bytes(text: bytes) -> bytes:
     return text.replace(_KELVIN, b"k").replace(_DOTTED_I, b"i ").translate(_LOWER)
 
 
-@lru_cache(maxsize=1 << 16)
+class Grams(NamedTuple):
+    """The n-grams of one input's references."""
+
+    known: np.ndarray
+    """(U,) their numbers, each once, in order."""
+    places: np.ndarray
+    """(Q, R) for each reference, where its n-grams stand in `known`; U after the last."""
+
+
 def _numbers(text: str) -> np.ndarray | None:
-    """Of a reference's words; None where one of them is too long."""
+    """Of a text's words; None where one of them is too long."""
     words = _read_bytes(text.encode("utf-8", "replace")).split()
     if max(map(len, words), default=0) > LONGEST:
         return None
     return np.array([_number(word) for word in words], np.int64)
+
+
+@lru_cache(maxsize=1 << 16)
+def _read(references: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, list[Grams]] | None:
+    """(Q,) words of an input's references, and their n-grams for each n in `sizes`."""
+    words: Any = [_numbers(text) for text in references]
+    if not words or any(own is None for own in words):
+        return None
+    return np.array([len(own) for own in words]), [_grams_of(words, n) for n in sizes]
+
+
+def _grams_of(words: Sequence[np.ndarray], n: int) -> Grams:
+    grams = [_join(own, n) for own in words]
+    known, inverse = np.unique(np.concatenate(grams), return_inverse=True)
+    places = np.full((len(grams), max(map(len, grams))), len(known))
+    start = 0
+    for own, line in zip(grams, places, strict=True):
+        line[: len(own)] = inverse[start : start + len(own)]
+        start += len(own)
+    return Grams(known, places)
+
+
+def _join(words: Any, n: int) -> Any:
+    """Numbers of words, along the last dimension -> numbers of n-grams, by where they begin."""
+    length = max(words.shape[-1] - n + 1, 0)
+    grams = words[..., :length]
+    for k in range(1, n):
+        grams = grams * _NEXT + words[..., k : k + length]
+    return grams
 
 
 def on_device(
@@ -103,6 +140,7 @@ class DeviceRouge:
     ):
         """letters: of the text of each token; between: what stands between them; replay: as in `on_device`."""
         self.variants = list(variants)
+        self.sizes = tuple(sorted({_size(variant) for variant in variants}))
         self.multiple = 1 if replay is None else MULTIPLE
         self._run = self._values if replay is None else replay(self._values)
         letters = [*letters, b""]  # the last are those of ids without a token: a model may have more of them
@@ -128,32 +166,55 @@ class DeviceRouge:
 
     def __call__(self, samples: Samples, references: Sequence[Sequence[str]]) -> Tensor | None:
         """(B, K) values in float64; None where only the host can tell."""
-        asked = _read(references, self.multiple)
-        if asked is None:
+        read = [_read(tuple(own), self.sizes) for own in references]
+        if None in read:
             return None
-        most = self._most_words(samples)
-        if min(most, asked[0].shape[-1]) > BITS and "rougeL" in self.variants:
-            return None
-        theirs, lengths = (send(tensor, self.device) for tensor in asked)  # (B, Q, R), (B, Q)
+        tables = [send(table, self.device) for table in self._lay_out(read)]
         length = round_up(samples.text.ids.shape[1], self.multiple)
         ids = widen(samples.ids_on(self.device), length, 0).clamp(max=len(self.parts) - 1)
         keep = send(widen(samples.text.keep_mask, length, False), self.device)
-        return self._run(ids, keep, theirs, lengths, torch.empty(most, device=self.device))
+        return self._run(ids, keep, torch.empty(self._most_words(samples), device=self.device), *tables)
 
-    def _values(self, ids: Tensor, keep: Tensor, theirs: Tensor, lengths: Tensor, most: Tensor) -> Tensor:
+    def _lay_out(self, read: Sequence[Any]) -> Iterator[Tensor]:
+        """(B, Q) words of references, -1 where there is none; then, for each n, (B, U) n-grams and (B, Q, R) places."""
+        many = max(len(lengths) for lengths, _ in read)
+        many = many if many == 1 else round_up(many, max(self.multiple // 4, 1))
+        counts = np.full((len(read), many), -1)
+        for line, (lengths, _) in zip(counts, read, strict=True):
+            line[: len(lengths)] = lengths
+        yield torch.from_numpy(counts)
+        for grams in zip(*(grams for _, grams in read), strict=True):
+            size = round_up(max(len(own.known) for own in grams) + 1, self.multiple)
+            longest = round_up(max(max(own.places.shape[1] for own in grams), 1), self.multiple)
+            known = np.full((len(grams), size), np.iinfo(np.int64).max)
+            places = np.full((len(grams), many, longest), size)
+            for b, own in enumerate(grams):
+                known[b, : len(own.known)] = own.known
+                rows, columns = own.places.shape
+                places[b, :rows, :columns] = np.where(own.places == len(own.known), size, own.places)
+            yield from (torch.from_numpy(known), torch.from_numpy(places))
+
+    def _values(self, ids: Tensor, keep: Tensor, most: Tensor, lengths: Tensor, *tables: Tensor) -> Tensor:
         """most: as long as no sample has more words."""
         words, counts = self._read_samples(ids, keep, len(most))
-        at_once = max(MOST_AT_ONCE // (theirs.numel() * len(most)), 1)
+        largest = max(known.shape[1] for known in tables[::2])
+        at_once = max(MOST_AT_ONCE // (lengths.numel() * max(largest, len(most))), 1)
         parts = zip(words.split(at_once, dim=1), counts.split(at_once, dim=1), strict=True)
-        return torch.cat([self._measure(own, number, theirs, lengths) for own, number in parts], dim=1)
+        return torch.cat([self._measure(own, number, lengths, tables) for own, number in parts], dim=1)
 
-    def _measure(self, words: Tensor, counts: Tensor, theirs: Tensor, lengths: Tensor) -> Tensor:
-        """(B, K) values of samples of (B, K, W) words against (B, Q, R)."""
-        same = words[:, :, None, :, None] == theirs[:, None, :, None, :]  # (B, K, Q, W, R)
+    def _measure(self, words: Tensor, counts: Tensor, lengths: Tensor, tables: Sequence[Tensor]) -> Tensor:
+        """(B, K) values of samples of (B, K, W) words, `counts` of them real."""
+        found = {
+            n: _look_up(_join(words, n), counts - n + 1, known)
+            for n, known in zip(self.sizes, tables[::2], strict=True)
+        }
+        places = dict(zip(self.sizes, tables[1::2], strict=True))
+        size = {n: known.shape[1] for n, known in zip(self.sizes, tables[::2], strict=True)}
         values = []
         for variant in self.variants:
-            n = 1 if variant == "rougeL" else int(variant[5:])
-            hits = _common(same) if variant == "rougeL" else _hits(same, theirs, n)
+            n = _size(variant)
+            count = _common if variant == "rougeL" else _hits
+            hits = count(found[n], places[n], size[n])
             values.append(_f_measure(hits, counts[:, :, None] - n + 1, lengths[:, None] - n + 1, lengths[:, None] >= 0))
         sums = reduce(add, values)
         return sums / torch.full_like(sums, len(values))  # a device divides by a plain number as it likes
@@ -191,35 +252,54 @@ class DeviceRouge:
         return round_up(max(int(np.where(hidden, self.most, shown).sum(-1).max()), 1), self.multiple)
 
 
-def _hits(same: Tensor, theirs: Tensor, n: int) -> Tensor:
-    """(B, K, Q) sums over n-grams of min(count in the sample, count in the reference): of the c occurrences that an
-    n-gram has in the reference, the sample has those before which there are fewer than it has itself."""
-    found = _grams(same, n).sum(-2)  # (B, K, Q, R') how often the sample has the n-gram that begins there
-    before = _grams(theirs[..., :, None] == theirs[..., None, :], n).tril(-1).sum(-1)  # (B, Q, R') in the reference
-    return (found > before[:, None]).sum(-1)
+def _size(variant: str) -> int:
+    return 1 if variant == "rougeL" else int(variant[5:])
 
 
-def _grams(same: Tensor, n: int) -> Tensor:
-    """Equal words -> equal n-grams, by where they begin."""
-    grams = same
-    for k in range(1, n):
-        grams = grams[..., :-1, :-1] & same[..., k:, k:]
-    return grams
+def _look_up(grams: Tensor, counts: Tensor, known: Tensor) -> Tensor:
+    """(B, K, W) where the first `counts` (B, K) of a sample's n-grams stand in (B, U) `known`; U where they do not."""
+    size, many, length = grams.shape
+    last = known.shape[1] - 1
+    at = torch.searchsorted(known, grams.reshape(size, -1)).clamp(max=last)
+    same = (known.gather(1, at) == grams.reshape(size, -1)).view(size, many, length)
+    real = torch.arange(length, device=grams.device) < counts[..., None]
+    return torch.where(same & real, at.view(size, many, length), last + 1)
 
 
-def _common(same: Tensor) -> Tensor:
-    """(B, K, Q) lengths of longest common subsequences, bit-parallel (Hyyrö, 2004): a step for each word of one text,
-    whose matches in the other, as long as there are bits, are the bits of a number."""
-    own, theirs = same.shape[-2:]
-    if own > BITS or own < theirs <= BITS:
-        same = same.transpose(-1, -2)
-    bits = torch.arange(same.shape[-2], device=same.device)
-    matches = (same.long() << bits[:, None]).sum(-2).movedim(-1, 0).contiguous()  # (R, B, K, Q)
-    row = torch.full_like(matches[0], (1 << same.shape[-2]) - 1)
-    for match in matches:
-        used = row & match
-        row = (row + used) | (row - used)
-    return ((row[..., None] >> bits) & 1 == 0).sum(-1)
+def _hits(found: Tensor, places: Tensor, size: int) -> Tensor:
+    """(B, K, Q) sums over n-grams of min(count in the sample, count in the reference)."""
+    mine, theirs = (
+        at.new_zeros((*at.shape[:2], size + 1), dtype=torch.int32).scatter_add(
+            -1, at, torch.ones_like(at, dtype=torch.int32)
+        )[..., :size]
+        for at in (found, places)
+    )
+    return torch.minimum(mine[:, :, None], theirs[:, None]).sum(-1)
+
+
+def _common(found: Tensor, places: Tensor, size: int) -> Tensor:
+    """(B, K, Q) lengths of longest common subsequences, bit-parallel (Hyyrö, 2004): a step for each word of the sample,
+    whose places in the reference are the bits of numbers, BITS in each; what one number carries goes to the next."""
+    batch, many, words = found.shape
+    number = places.shape[1]
+    full = (1 << BITS) - 1
+    bits = torch.arange(places.shape[2], device=places.device) % BITS
+    parts = []
+    for own_places, own_bits in zip(places.split(BITS, dim=2), bits.split(BITS), strict=True):
+        masks = own_places.new_zeros(batch, number, size + 1)
+        masks = masks.scatter_add(2, own_places, (1 << own_bits).expand_as(own_places))
+        masks = masks.transpose(1, 2).index_fill(1, torch.full((1,), size, device=places.device), 0)  # (B, U + 1, Q)
+        at = found.reshape(batch, -1, 1).expand(-1, -1, number)
+        parts.append(masks.gather(1, at).view(batch, many, words, number).movedim(2, 0))  # (W, B, K, Q)
+    rows = [torch.full_like(part[0], full) for part in parts]
+    for matches in zip(*parts, strict=True):
+        total: Any = 0
+        for n, match in enumerate(matches):
+            used = rows[n] & match
+            total = rows[n] + used + (total >> BITS if n else 0)
+            rows[n] = (total & full) | (rows[n] - used)
+    one = torch.arange(BITS, device=places.device)
+    return reduce(add, [((row[..., None] >> one) & 1 == 0).sum(-1) for row in rows])
 
 
 def _f_measure(hits: Tensor, totals: Tensor, wanted: Tensor, there: Tensor) -> Tensor:
@@ -229,24 +309,3 @@ def _f_measure(hits: Tensor, totals: Tensor, wanted: Tensor, there: Tensor) -> T
     recall = hits.double() / torch.where(some, wanted, 1)
     values = 2 * precision * recall / torch.where(some, precision + recall, 1.0)
     return values.masked_fill(~there, -1.0).amax(-1)
-
-
-def _read(references: Sequence[Sequence[str]], multiple: int = 1) -> tuple[Tensor, Tensor] | None:
-    """(B, Q, R) the numbers of the references' words, and (B, Q) how many they are, -1 where there is no reference.
-
-    multiple: of what R is, and what Q is unless it is 1.
-    """
-    if not all(references):
-        return None
-    words: Any = [[_numbers(text) for text in row] for row in references]
-    if any(own is None for row in words for own in row):
-        return None
-    most, many = max(len(own) for row in words for own in row), max(map(len, words))
-    shape = len(words), many if many == 1 else round_up(many, multiple), round_up(max(most, 1), multiple)
-    numbers = np.full(shape, NO_REFERENCE, np.int64)
-    lengths = np.full(numbers.shape[:2], -1, np.int64)
-    for b, row in enumerate(words):
-        for q, own in enumerate(row):
-            numbers[b, q, : len(own)] = own
-            lengths[b, q] = len(own)
-    return torch.from_numpy(numbers), torch.from_numpy(lengths)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,9 @@ from semioffline.errors import UserError
 
 logger = logging.getLogger(__name__)
 MOST = 12
-"""Shapes recorded for each module. A graph holds on to the memory of its activations."""
+"""Shapes recorded for each module. A graph holds on to the memory of its outputs and gradients."""
+MOST_FUNCTIONS = 64
+"""Shapes recorded for each function without gradient."""
 
 
 class _Body(nn.Module):
@@ -38,32 +41,20 @@ class _Body(nn.Module):
         return output.last_hidden_state
 
 
-class _Graph:
+class _Graph(NamedTuple):
     """One recorded shape."""
 
-    def __init__(self, body: _Body, replay: Callable[..., Tensor]):
-        self.body, self.replay = body, replay
-        self.busy = False
-        """Between forward and backward: its activations must not be overwritten."""
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        hidden = self.replay(*tensors)
-        if hidden.requires_grad:
-            self.busy = True
-            hidden.register_hook(self._release)
-        return self.body.kind(last_hidden_state=hidden)
-
-    def _release(self, gradient: Tensor) -> None:
-        self.busy = False
+    body: _Body
+    replay: Callable[..., Tensor]
 
 
-def record(body: _Body, tensors: list[Tensor]) -> Callable[..., Tensor]:
-    """Record forward and backward for inputs of these shapes."""
+def record(body: _Body, tensors: list[Tensor], pool: Any) -> Callable[..., Tensor]:
+    """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module share."""
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     device = tensors[0].device.type
     half = torch.is_autocast_enabled(device)
     with torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False):
-        torch.cuda.make_graphed_callables(body, tuple(inputs), allow_unused_input=True)  # changes body.forward
+        torch.cuda.make_graphed_callables(body, tuple(inputs), allow_unused_input=True, pool=pool)  # changes forward
     return body
 
 
@@ -77,7 +68,7 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
                 function(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=_shared_pool(), capture_error_mode="thread_local"):
             output = function(*inputs)
 
     def replay() -> Tensor:
@@ -87,8 +78,14 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
     return replay
 
 
+@cache
+def _shared_pool() -> Any:
+    """Memory of the functions without gradient: one replays after the other, and what they return is copied."""
+    return torch.cuda.graph_pool_handle()
+
+
 class Replayed:
-    """A function of tensors without gradient as graphs, one for each shape of its inputs, at most MOST."""
+    """A function of tensors without gradient as graphs, one for each shape of its inputs, at most MOST_FUNCTIONS."""
 
     def __init__(self, function: Callable[..., Tensor], record: Callable[..., Callable[[], Tensor]] = record_function):
         self.function = function
@@ -98,7 +95,7 @@ class Replayed:
     def __call__(self, *tensors: Tensor) -> Tensor:
         key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
         if key not in self._known:
-            if len(self._known) >= MOST:
+            if len(self._known) >= MOST_FUNCTIONS:
                 return self.function(*tensors)
             inputs = [tensor.detach().clone() for tensor in tensors]
             self._known[key] = inputs, self._record(self.function, inputs)
@@ -110,8 +107,11 @@ class Replayed:
 
 class GraphedForward:
     """Stands for a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments
-    that are neither tensors nor plain values, while `blocked`, while the graph of the shape still waits for its
-    backward, and after MOST shapes."""
+    that are neither tensors nor plain values, while `blocked`, while a graph still waits for its backward, and after
+    MOST shapes.
+
+    The graphs of all shapes share their memory: one step needs one of them, from its forward to its backward.
+    """
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class GraphedForward:
         run: Callable[..., Any] | None = None,
         extra: Callable[[], dict[str, Tensor]] = dict,
         blocked: Callable[[], bool] = bool,
-        record: Callable[[_Body, list[Tensor]], Callable[..., Tensor]] = record,
+        record: Callable[[_Body, list[Tensor], Any], Callable[..., Tensor]] = record,
     ):
         """run: what to call in the place of the module's own forward; extra: gives tensors that it is to be called with
         beside those that the model passes."""
@@ -130,6 +130,9 @@ class GraphedForward:
         self.graphs: dict[Any, _Graph] = {}
         self._record = record
         self._warned = False
+        self._pool: Any = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+        self.busy = False
+        """Between forward and backward: activations must not be overwritten."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = dict(zip(self._names, args, strict=False)) | kwargs | self.extra()
@@ -138,10 +141,17 @@ class GraphedForward:
         simple = all(value is None or isinstance(value, (bool, int, float, str)) for value in rest.values())
         if not simple or self.blocked() or not self.module.training or not torch.is_grad_enabled():
             return self.plain(**kwargs)
-        graph = self._find(tensors, rest)
-        if graph is None or graph.busy:
+        graph = None if self.busy else self._find(tensors, rest)
+        if graph is None:
             return self.plain(**kwargs)
-        return graph(*tensors.values())
+        hidden = graph.replay(*tensors.values())
+        if hidden.requires_grad:
+            self.busy = True
+            hidden.register_hook(self._release)
+        return graph.body.kind(last_hidden_state=hidden)
+
+    def _release(self, gradient: Tensor) -> None:
+        self.busy = False
 
     def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Graph | None:
         shapes = tuple((name, t.shape, t.dtype, t.requires_grad) for name, t in tensors.items())
@@ -157,7 +167,7 @@ class GraphedForward:
                 self._warned = True
                 return None
             body = _Body(self.module, self.plain, list(tensors), rest)
-            self.graphs[key] = _Graph(body, self._record(body, list(tensors.values())))
+            self.graphs[key] = _Graph(body, self._record(body, list(tensors.values()), self._pool))
         return self.graphs[key]
 
     @property
