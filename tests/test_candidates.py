@@ -28,10 +28,11 @@ from semioffline.cli import main
 from semioffline.data import Collator, Examples
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet
 from semioffline.tasks.ads import click_rate
 from semioffline.tasks.files import load_rows
-from semioffline.types import Batch, Randomness
+from semioffline.types import Batch
 
 MANY = 4
 DECODINGS = {

@@ -10,8 +10,8 @@ from semioffline.data import Collator, Examples, check_columns, pick_static
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness
 
 ROWS = {
     "prompt": ["name : zorvia", "name : lumora | category : lamps"],

@@ -10,8 +10,9 @@ import torch
 from semioffline import graphs
 from semioffline.graphs import GraphedForward, Replayed, use_cuda_graphs
 from semioffline.methods.semi_offline import Method
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness, Row
+from semioffline.types import Row
 
 KINDS = ["bart", "t5", "llama", "gpt2"]
 

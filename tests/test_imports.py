@@ -13,7 +13,7 @@ PACKAGE = Path(semioffline.__file__).parent
 FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"errors"},),
     ({"types"},),
-    ({"masking", "sampling", "losses"},),
+    ({"masking", "sampling", "losses"}, {"randomness"}),
     (
         {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs"},
         {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool", "fast_decode"},

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from semioffline.masking import add_noise, append_target, choose_hidden, hide, mask_uniforms, scheduled_rate
-from semioffline.types import Randomness, Text
+from semioffline.randomness import Randomness
+from semioffline.types import Text
 
 MASK, PAD = 9, 1
 

@@ -14,8 +14,9 @@ from semioffline.errors import UserError
 from semioffline.losses import mle
 from semioffline.methods.semi_offline import Method
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness, Row, Text
+from semioffline.types import Row, Text
 
 SEQ2SEQ = ["bart", "mbart", "marian", "pegasus", "t5", "t5_tied"]
 PACKED = ["llama", "llama_tied", "qwen2", "gpt2", "opt"]

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from semioffline.randomness import Randomness
 from semioffline.sampling import complete, draw, draw_uniforms, sampling_logits
-from semioffline.types import Observation, Randomness, Text
+from semioffline.types import Observation, Text
 
 ALL = torch.ones(5, dtype=torch.bool)
 

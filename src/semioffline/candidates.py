@@ -16,9 +16,10 @@ from semioffline.data import Collator, Examples
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.reward_calls import reward_columns
 from semioffline.reward_set import RewardSet
-from semioffline.types import Batch, Randomness, Text
+from semioffline.types import Batch, Text
 
 OUTPUT = "candidates.jsonl"
 

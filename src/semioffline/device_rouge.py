@@ -33,7 +33,8 @@ BITS = 62
 LONGEST = 512
 """Letters of a word."""
 MULTIPLE = 32
-"""Sizes are multiples of this where graphs are replayed, the number of references of a quarter of it."""
+"""Sizes are multiples of this where graphs are replayed, the number of references of a quarter of it, and the length of
+references of half of BITS."""
 MOST_AT_ONCE = 1 << 26
 """Counts that are compared at once."""
 _SIZE = 1 << 64
@@ -185,7 +186,9 @@ class DeviceRouge:
         yield torch.from_numpy(counts)
         for grams in zip(*(grams for _, grams in read), strict=True):
             size = round_up(max(len(own.known) for own in grams) + 1, self.multiple)
-            longest = round_up(max(max(own.places.shape[1] for own in grams), 1), self.multiple)
+            longest = round_up(
+                max(max(own.places.shape[1] for own in grams), 1), 1 if self.multiple == 1 else BITS // 2
+            )
             known = np.full((len(grams), size), np.iinfo(np.int64).max)
             places = np.full((len(grams), many, longest), size)
             for b, own in enumerate(grams):

@@ -1,10 +1,17 @@
 """Which positions of a target the model must decide, and what it is shown instead."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from semioffline.types import Observation, Randomness, Text
+from semioffline.types import Observation, Text
+
+if TYPE_CHECKING:
+    from semioffline.randomness import Randomness
 
 MASK_UNITS = ("token", "word")
 MASK_PATTERNS = ("random", "complementary", "suffix", "span", "mixed")

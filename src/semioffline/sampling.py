@@ -1,9 +1,16 @@
 """K draws for every hidden position, from one forward pass."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from semioffline.types import Observation, Randomness, Samples, Text, send
+from semioffline.types import Observation, Samples, Text, send
+
+if TYPE_CHECKING:
+    from semioffline.randomness import Randomness
 
 
 @torch.no_grad()

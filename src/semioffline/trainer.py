@@ -26,11 +26,12 @@ from semioffline.limits import text_limits
 from semioffline.methods import BaseMethod, load_method
 from semioffline.model_setup import disable_dropout
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.reward_pool import spare_workers
 from semioffline.reward_set import RewardSet
 from semioffline.run_log import RunLog, as_numbers, write_completions
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, HostCopy, Randomness, StepOutput
+from semioffline.types import Batch, HostCopy, StepOutput
 
 __all__ = ["NonFiniteLoss", "SemiOfflineTrainer", "text_limits"]
 STAGING = "incomplete-checkpoint"

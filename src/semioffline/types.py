@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -207,51 +205,3 @@ class StepOutput:
     def all_metrics(self) -> dict[str, float | Tensor]:
         """With those that are known late: this may have to wait."""
         return {**self.metrics, **(self.late_metrics() if self.late_metrics is not None else {})}
-
-
-@dataclass(frozen=True)
-class Randomness:
-    """Random numbers keyed by (seed, step, example).
-
-    The same example at the same step gets the same numbers whatever batch, process or accumulation step it is in,
-    and after a resume. They are drawn on the CPU, so that they do not depend on the device either.
-    """
-
-    seed: int
-    step: int
-
-    def key(self, purpose: str, example: int = 0) -> int:
-        """63 bits."""
-        packed = struct.pack("<qqq", self.seed, self.step, example) + purpose.encode()
-        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
-
-    def uniform(self, purpose: str, examples: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Uniform numbers in [0, 1), `size` for each example, one example after the other.
-
-        The n-th of an example does not depend on how many are asked for. They are those of SplitMix64 (Steele, Lea and
-        Flood, 2014), which counts and mixes, so that the numbers of all examples are made at once.
-        """
-        starts = _mix(examples.cpu() * _STEP + self.key(purpose))
-        if len(set(sizes)) == 1:
-            bits = _mix(starts[:, None] + torch.arange(1, sizes[0] + 1) * _STEP).view(-1)
-        else:
-            counts = torch.tensor(sizes)
-            number = torch.arange(1, sum(sizes) + 1) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-            bits = _mix(starts.repeat_interleave(counts) + number * _STEP)
-        return _shift(bits, 40).float() * 2**-24
-
-
-_STEP = 0x9E3779B97F4A7C15 - 2**64
-_MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
-
-
-def _shift(numbers: Tensor, by: int) -> Tensor:
-    """To the right, with zeros: numbers have a sign in torch."""
-    return (numbers >> by) & ((1 << (64 - by)) - 1)
-
-
-def _mix(numbers: Tensor) -> Tensor:
-    """SplitMix64's function from 64 bits to as many others."""
-    for shift, factor in _MIX:
-        numbers = (numbers ^ _shift(numbers, shift)) * factor
-    return numbers

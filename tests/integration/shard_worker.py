@@ -16,8 +16,8 @@ from toy import KINDS, build_config, build_model, build_tokenizer, build_uneven_
 from semioffline.data import Collator, Examples
 from semioffline.methods import load_method
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness
 
 METHODS = ("mft", "semi_offline")
 SIZE = 8

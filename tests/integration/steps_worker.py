@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from toy import build_uneven_rows, train, weights
 
-from semioffline.types import Randomness
+from semioffline.randomness import Randomness
 
 CASES = {
     "bart-4": {"kind": "bart", "per_device_train_batch_size": 4},

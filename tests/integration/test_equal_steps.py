@@ -15,7 +15,7 @@ from datasets import Dataset
 from steps_worker import CASES, ROWS
 from toy import KINDS, build_rows, build_uneven_rows, train, weights
 
-from semioffline.types import Randomness
+from semioffline.randomness import Randomness
 
 WHOLE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 CUTS = [

@@ -3,8 +3,8 @@
 import pytest
 
 from semioffline.methods.semi_offline import Method
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness
 
 
 def constant(completions, **kwargs):

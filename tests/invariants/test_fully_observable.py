@@ -8,9 +8,10 @@ import torch
 
 from semioffline.masking import choose_hidden, mask_uniforms
 from semioffline.methods.semi_offline import Method
+from semioffline.randomness import Randomness
 from semioffline.sampling import draw_uniforms
 from semioffline.scoring import Scores
-from semioffline.types import Observation, Randomness
+from semioffline.types import Observation
 
 K = 4
 RANDOMNESS = Randomness(seed=0, step=3)

@@ -7,8 +7,8 @@ import torch
 
 from semioffline.masking import hide, mask_uniforms
 from semioffline.methods.semi_offline import Method
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness
 
 KINDS = ["bart", "t5", "t5_tied", "llama", "gpt2"]
 RANDOMNESS = Randomness(seed=0, step=3)

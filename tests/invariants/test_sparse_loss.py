@@ -6,9 +6,10 @@ import torch
 from semioffline.losses import Advantages, advantages, reinforce_sparse
 from semioffline.masking import hide, mask_uniforms
 from semioffline.methods.semi_offline import Method
+from semioffline.randomness import Randomness
 from semioffline.sampling import draw, draw_uniforms, sampling_logits
 from semioffline.scoring import Scores
-from semioffline.types import Randomness, Row
+from semioffline.types import Row
 
 KINDS = ["bart", "t5", "t5_tied", "llama", "llama_tied", "gpt2"]
 K, TEMPERATURE = 6, 0.7

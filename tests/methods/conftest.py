@@ -11,9 +11,10 @@ from semioffline.data import Collator, Examples
 from semioffline.methods import BaseMethod, load_method
 from semioffline.methods.avg import sample_texts
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.tasks import ads
-from semioffline.types import Batch, Randomness, StepOutput
+from semioffline.types import Batch, StepOutput
 
 
 def total(output: StepOutput, batch: Batch) -> torch.Tensor:

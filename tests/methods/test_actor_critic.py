@@ -6,8 +6,9 @@ import torch
 from semioffline.errors import UserError
 from semioffline.methods import load_method
 from semioffline.methods.avg import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness, Row
+from semioffline.types import Row
 
 
 def length(completions, **kwargs):

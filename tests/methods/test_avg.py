@@ -9,8 +9,8 @@ from semioffline.errors import UserError
 from semioffline.losses import reward_to_go, text_scores, token_log_p
 from semioffline.methods import load_method
 from semioffline.methods.avg import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness
 
 
 def vowels(completions, **kwargs):

@@ -10,9 +10,10 @@ from semioffline.data import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.losses import ranking
 from semioffline.methods import load_method
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.tasks import ads
-from semioffline.types import Randomness, Row
+from semioffline.types import Row
 
 NAN = math.nan
 

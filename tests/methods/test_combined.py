@@ -6,9 +6,9 @@ import torch
 from semioffline.data import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.methods import load_method
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.trainer import SemiOfflineTrainer
-from semioffline.types import Randomness
 
 
 def length(completions, **kwargs):

@@ -7,8 +7,9 @@ from semioffline.data import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.losses import gold
 from semioffline.methods import load_method
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness, Row
+from semioffline.types import Row
 
 
 def step(method, policy, batch):

@@ -5,8 +5,8 @@ import torch
 
 from semioffline.methods import load_method
 from semioffline.methods.avg import greedy_texts, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Randomness
 
 
 def length(completions, **kwargs):

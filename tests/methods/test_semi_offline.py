@@ -7,8 +7,8 @@ import torch
 
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
+from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer, Scores
-from semioffline.types import Randomness
 
 K = 6
 RANDOMNESS = Randomness(seed=0, step=3)

@@ -25,10 +25,11 @@ from semioffline.errors import unknown
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.run_log import as_numbers
 from semioffline.scoring import Scorer
 from semioffline.trainer import SemiOfflineTrainer
-from semioffline.types import Batch, Randomness, StepOutput, Term
+from semioffline.types import Batch, StepOutput, Term
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -11,8 +11,9 @@ from typing import Any
 
 from semioffline.errors import UserError, unknown
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, StepOutput, Term
+from semioffline.types import Batch, StepOutput, Term
 
 
 class BaseMethod:

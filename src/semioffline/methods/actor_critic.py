@@ -14,8 +14,9 @@ from semioffline.methods import BaseMethod
 from semioffline.methods.avg import log_rows, mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, StepOutput, Term, send
+from semioffline.types import Batch, StepOutput, Term, send
 
 FILE = "value_head.safetensors"
 

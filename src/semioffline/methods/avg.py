@@ -13,9 +13,10 @@ from semioffline.losses import advantages, text_scores, token_log_p
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.sampling import sampling_logits
 from semioffline.scoring import Scorer, Scores
-from semioffline.types import Batch, Randomness, Row, StepOutput, Term, send
+from semioffline.types import Batch, Row, StepOutput, Term, send
 
 
 class Method(BaseMethod):

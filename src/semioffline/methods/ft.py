@@ -6,8 +6,9 @@ from semioffline.losses import mle
 from semioffline.masking import hide, mask_uniforms
 from semioffline.methods import BaseMethod
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, Row, StepOutput, Term
+from semioffline.types import Batch, Row, StepOutput, Term
 
 
 def mle_row(

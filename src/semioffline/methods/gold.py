@@ -14,8 +14,9 @@ from semioffline.losses import gold, reward_to_go, token_log_p
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, Row, StepOutput, Term, send
+from semioffline.types import Batch, Row, StepOutput, Term, send
 
 FILE = "gold_rewards.safetensors"
 

@@ -3,8 +3,9 @@
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, StepOutput
+from semioffline.types import Batch, StepOutput
 
 
 class Method(BaseMethod):

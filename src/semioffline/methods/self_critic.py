@@ -15,8 +15,9 @@ from semioffline.methods.avg import (
 )
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.scoring import Scorer
-from semioffline.types import Batch, Randomness, StepOutput, Term, send
+from semioffline.types import Batch, StepOutput, Term, send
 
 
 class Method(BaseMethod):

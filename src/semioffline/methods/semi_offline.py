@@ -27,9 +27,10 @@ from semioffline.masking import (
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
+from semioffline.randomness import Randomness
 from semioffline.sampling import allow_end, complete, draw, draw_uniforms, drawn_log_p, join, sampling_logits
 from semioffline.scoring import PendingScores, Scorer, Scores
-from semioffline.types import Batch, Observation, Randomness, Row, Samples, StepOutput, Term, Text, send
+from semioffline.types import Batch, Observation, Row, Samples, StepOutput, Term, Text, send
 
 
 class Decision(NamedTuple):
