@@ -19,9 +19,10 @@ COMPARISONS = {
     "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 2),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3),
     "e2e-rates": ("compare-e2e-rates", None, "e2e", 7),
+    "e2e-contexts": ("compare-e2e-contexts", None, "e2e", 6),
     "e2e-variants": ("compare-e2e-variants", None, "e2e", 14),
 }
-FOLLOWS = {"e2e-rates": "e2e-flan-t5", "e2e-variants": "e2e-flan-t5"}
+FOLLOWS = dict.fromkeys(("e2e-rates", "e2e-contexts", "e2e-variants"), "e2e-flan-t5")
 """These have the start and the candidates of another one, and come after it."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
