@@ -13,9 +13,10 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a device, without waiting until it has done what it was given before: a copy from pageable memory would."""
+    """To a device, without waiting until it has done what it was given before: a copy from pageable memory would, and
+    torch makes one of what is not contiguous."""
     if tensor.device.type == "cpu" and device.type == "cuda":
-        tensor = tensor.pin_memory()
+        tensor = tensor.contiguous().pin_memory()
     return tensor.to(device, non_blocking=device.type == "cuda")  # to the host it must wait: `HostCopy` is for that
 
 

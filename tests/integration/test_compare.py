@@ -90,7 +90,18 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
 
 def test_the_best_look_on_validation_is_tested(tmp_path):
     """A learning rate that destroys the model: the best look is the start, and the last one is worse."""
-    flags = ("--budget_steps", "4", "--learning_rate", "1.0", "--methods", "mft", "--reward", "rouge")
+    flags = (
+        "--budget_steps",
+        "4",
+        "--learning_rate",
+        "1.0",
+        "--methods",
+        "mft",
+        "--reward",
+        "rouge",
+        "--start_steps",
+        "40",
+    )
     best = run(tmp_path / "best", *flags)["methods"]["mft"]
     last = run(tmp_path / "last", *flags, "--keep", "last")["methods"]["mft"]
     assert [p["reward"] for p in best["curve"]] == [p["reward"] for p in last["curve"]]

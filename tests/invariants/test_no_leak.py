@@ -85,16 +85,17 @@ def test_a_shown_token_changes_the_logits_after_it_and_none_before(case, monkeyp
     policy, batch, args = case
     hidden = hidden_in(policy, batch, args)
     shown = batch.static.ordinary & ~hidden
-    row = next(b for b in range(len(batch)) if (shown[b] & (hidden[b].cumsum(0) > 0)).any() and hidden[b].sum() > 1)
-    places = [
-        s for s in shown[row].nonzero().flatten().tolist() if hidden[row, :s].any() and hidden[row, s + 1 :].any()
-    ]
+    row, place = next(
+        (b, s)
+        for b, s in shown.nonzero().tolist()
+        if hidden[b, :s].any() and hidden[b, s + 1 :].any()  # something is predicted before it and after it
+    )
     where = torch.zeros_like(hidden)
-    where[row, places[0]] = True
+    where[row, place] = True
     _, masked = masked_logits(policy, batch, args, monkeypatch)
     _, other = masked_logits(policy, changed(batch, where), args, monkeypatch)
     rows, positions = hidden.nonzero(as_tuple=True)
-    after = (rows == row) & (positions > places[0])
+    after = (rows == row) & (positions > place)
     assert torch.equal(masked[~after], other[~after])
     moved = (masked - other).abs().amax(1)
     assert (moved[after] > 1e-4).all()
