@@ -29,7 +29,7 @@ from semioffline.trainer import SemiOfflineTrainer
 
 PROBE_WARM, PROBE_TIMED = 3, 5
 """Steps before a method is timed, and steps that are timed, at the least."""
-PROBE_SHARE, PROBE_SECONDS = 0.1, 4.0
+PROBE_SHARE, PROBE_SECONDS = 0.3, 4.0
 """A method is also timed for this share of the budget, at most so many seconds: memory and kernels must be warm."""
 PROBE_MOST = 200
 START = "start"
