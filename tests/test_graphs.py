@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semioffline import graphs
-from semioffline.graphs import GraphedForward, Replayed, use_cuda_graphs
+from semioffline.graphs import GraphedForward, Replayed, forget_step, use_cuda_graphs
 from semioffline.methods.semi_offline import Method
 from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
@@ -21,6 +21,7 @@ def record(body: Any, tensors: list[torch.Tensor], pool: Any) -> Any:
     static = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     parameters = tuple(body.parameters())
     surface = [t for t in (*static, *parameters) if t.requires_grad]
+    written: list[torch.Tensor] = []  # the output is in one place
     last: dict[str, torch.Tensor] = body.module.__dict__.setdefault("last activations", {})
 
     class Replay(torch.autograd.Function):
@@ -30,7 +31,9 @@ def record(body: Any, tensors: list[torch.Tensor], pool: Any) -> Any:
                 place.data.copy_(value)
             with torch.enable_grad():
                 last["output"] = body(*static)
-            return last["output"].detach()
+            if not written:
+                written.append(torch.empty_like(last["output"], requires_grad=False))
+            return written[0].copy_(last["output"].detach()).detach()
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -241,3 +244,26 @@ def test_a_replayed_function_gives_values_of_its_own(monkeypatch):
         assert torch.equal(replayed(torch.ones(size), torch.ones(size)), torch.full((size,), 3.0))
     assert len(replayed._known) == 2
     assert len(calls) == 3 + 2 + 2
+
+
+def test_a_step_that_was_broken_off_does_not_stop_the_next_from_being_replayed(graphed, tiny_batch):
+    policy, stacks = graphed("bart")
+    batch = tiny_batch(policy)
+    row = Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)
+    policy.predict(batch.source, [row])
+    assert all(stack.busy for stack in stacks)
+    forget_step(policy)
+    assert not any(stack.busy for stack in stacks)
+    assert list(policy.parameters(recurse=False)) == []
+    assert len(list(policy.parameters())) == len(list(policy.model.parameters()))
+
+
+def test_what_needs_no_gradient_is_not_overwritten_by_the_next_replay(graphed, tiny_batch):
+    """A frozen encoder: its graph is never busy."""
+    policy, _ = graphed("bart")
+    encoder = policy.base.get_encoder().requires_grad_(False)
+    batch = tiny_batch(policy)
+    one = encoder(input_ids=batch.source.ids, attention_mask=None).last_hidden_state
+    before = one.clone()
+    encoder(input_ids=batch.source.ids.flip(1), attention_mask=None)
+    assert torch.equal(one, before)

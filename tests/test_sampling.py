@@ -5,7 +5,7 @@ import torch
 
 from semioffline.randomness import Randomness
 from semioffline.sampling import complete, draw, draw_uniforms, sampling_logits
-from semioffline.types import Observation, Text
+from semioffline.types import Observation, Samples, Text
 
 ALL = torch.ones(5, dtype=torch.bool)
 
@@ -163,3 +163,20 @@ def test_random_numbers_are_uniform_and_independent():
     pairs = [(first[:, 1:], first[:, :-1]), (first[1:], first[:-1]), *((first, other - 0.5) for other in tables[1:])]
     for x, y in pairs:
         assert abs((x * y).mean().item()) * 12 < 0.01
+
+
+def test_a_sample_ends_where_the_end_token_was_drawn_and_not_where_it_stood():
+    """Two masks: the first K / 2 samples of a row belong to the first. The text of the first row holds an end token."""
+    ids = torch.tensor([[10, 2, 12, 13, 2], [20, 21, 22, 2, 1]])
+    keep = ids != 1
+    hidden = torch.tensor([[0, 0, 1, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 1, 0, 0, 0]]).bool()
+    draws = torch.tensor([[2, 50], [51, 52], [2, 53], [54, 55], [56, 2], [57, 2]])
+    samples = Samples(Text(ids, keep, ids), hidden, draws, end_id=2)
+    assert samples.token_lists() == [
+        *([10, 2, 2], [10, 2, 50, 13, 2], [54, 2, 12, 56, 2], [55, 2, 12, 2]),
+        *([51, 21, 2], [52, 21, 53, 2], [20, 57, 22, 2], [20, 2]),
+    ]
+
+
+def test_no_numbers_for_no_examples():
+    assert len(Randomness(0, 0).uniform("draw", torch.zeros(0, dtype=torch.long), [])) == 0

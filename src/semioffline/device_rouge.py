@@ -262,9 +262,9 @@ def _size(variant: str) -> int:
 def _look_up(grams: Tensor, counts: Tensor, known: Tensor) -> Tensor:
     """(B, K, W) where the first `counts` (B, K) of a sample's n-grams stand in (B, U) `known`; U where they do not."""
     size, many, length = grams.shape
-    last = known.shape[1] - 1
-    at = torch.searchsorted(known, grams.reshape(size, -1)).clamp(max=last)
-    same = (known.gather(1, at) == grams.reshape(size, -1)).view(size, many, length)
+    last, flat = known.shape[1] - 1, grams.reshape(size, -1).contiguous()
+    at = torch.searchsorted(known, flat).clamp(max=last)
+    same = (known.gather(1, at) == flat).view(size, many, length)
     real = torch.arange(length, device=grams.device) < counts[..., None]
     return torch.where(same & real, at.view(size, many, length), last + 1)
 

@@ -148,6 +148,8 @@ class GraphedForward:
         if hidden.requires_grad:
             self.busy = True
             hidden.register_hook(self._release)
+        else:  # nothing says when it is not needed any more
+            hidden = hidden.clone()
         return graph.body.kind(last_hidden_state=hidden)
 
     def _release(self, gradient: Tensor) -> None:
@@ -210,3 +212,10 @@ def use_cuda_graphs(policy: Any) -> None:
             raise UserError(f"cuda_graphs replays every layer, but layerdrop={dropped} leaves some out: set it to 0")
         if not isinstance(stack.forward, GraphedForward):
             stack.forward = GraphedForward(stack, at_positions(stack.forward), extra, lambda: policy.adds)
+
+
+def forget_step(policy: Any) -> None:
+    """A step that was broken off has no backward to wait for."""
+    for stack in policy.stacks():
+        if isinstance(stack.forward, GraphedForward):
+            stack.forward.busy = False

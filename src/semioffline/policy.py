@@ -138,7 +138,7 @@ class Policy(Codec, nn.Module):
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Several walks over all modules in every step would take as long as a small model's step."""
-        return super().parameters(recurse) if self.fixed is None else iter(self.fixed)
+        return iter(self.fixed) if recurse and self.fixed is not None else super().parameters(recurse)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         self.base.gradient_checkpointing_enable(*args, **kwargs)

@@ -35,7 +35,7 @@ class Randomness:
         Flood, 2014), which counts and mixes, so that the numbers of all examples are made at once; a generator for
         each would take longer to start than to draw.
         """
-        counts = np.asarray(sizes)
+        counts = np.asarray(sizes, dtype=np.int64)
         ends = counts.cumsum()
         starts = _mix(examples.cpu().numpy().astype(np.uint64) * _STEP + np.uint64(self.key(purpose)))
         starts -= (ends - counts).astype(np.uint64) * _STEP  # one count goes through all examples

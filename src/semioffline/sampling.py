@@ -63,9 +63,10 @@ def draw_uniforms(
     return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
 
 
-def allow_end(allowed: Tensor, observation: Observation, end_id: int, after: int) -> Tensor:
-    """(M, V): `allowed` (V,) at each hidden position, and the end token too where `after` tokens stand before it."""
-    late = send(observation.hidden.nonzero()[:, 1] >= after, allowed.device)
+def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int, after: int) -> Tensor:
+    """(M, V): `allowed` (V,) at each hidden position, and the end token too where `after` ordinary tokens precede."""
+    before = text.ordinary.cumsum(1) - text.ordinary.long()
+    late = send(before[observation.hidden] >= after, allowed.device)
     ends = torch.arange(len(allowed), device=allowed.device) == end_id
     return allowed | (late[:, None] & ends)
 

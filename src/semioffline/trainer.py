@@ -21,7 +21,7 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
-from semioffline.graphs import Replayed, compile_layers, use_cuda_graphs
+from semioffline.graphs import Replayed, compile_layers, forget_step, use_cuda_graphs
 from semioffline.limits import text_limits
 from semioffline.methods import BaseMethod, load_method
 from semioffline.model_setup import disable_dropout
@@ -217,6 +217,7 @@ class SemiOfflineTrainer(Trainer):
         if not (model.training and self.policy.model.training):
             model.train()
         batch: Batch = inputs
+        forget_step(self.policy)
         if not self.method.batch_on_host:
             batch = inputs.to(self.args.device, non_blocking=True)
         randomness = Randomness(self.args.seed, self.state.global_step)

@@ -162,10 +162,15 @@ class Samples:
         return self.ids_on(self.text.ids.device)
 
     def token_lists(self) -> list[list[int]]:
-        """B * K lists, the samples of a row together: up to the first end token, which is kept."""
-        lengths, many = self.text.lengths, self.ids.shape[1]
-        whole = [row[: lengths[n // many]] for n, row in enumerate(self.ids.flatten(0, 1).tolist())]
-        return [row[: row.index(self.end_id) + 1] if self.end_id in row else row for row in whole]
+        """B * K lists, the samples of a row together: up to the first end token that was drawn, which is kept."""
+        size, length = self.text.ids.shape
+        hidden = self.hidden.view(-1, size, 1, length).expand(-1, -1, self.draws.shape[1], -1)
+        hidden = hidden.transpose(0, 1).reshape(size, -1, length)  # (B, K, T)
+        ended = (self.ids == self.end_id) & hidden
+        whole = self.text.keep_mask.sum(1)[:, None]
+        lengths = torch.where(ended.any(2), ended.int().argmax(2) + 1, whole)
+        rows = zip(self.ids.flatten(0, 1).tolist(), lengths.flatten().tolist(), strict=True)
+        return [row[:number] for row, number in rows]
 
     def ids_on(self, device: torch.device) -> Tensor:
         """The same on a device. On that of the draws nothing waits for them."""

@@ -476,7 +476,8 @@ def test_samples_end_where_the_end_token_was_drawn(tiny_policy, tiny_batch, sett
     shortened = 0
     for n, (text, ids) in enumerate(seen):
         static = batch.static.ids[n // K][batch.static.keep_mask[n // K]].tolist()
-        late = [t for t in observation.hidden[n // K].nonzero()[:, 0].tolist() if t >= 3]
+        ordinary = batch.static.ordinary[n // K]
+        late = [t for t in observation.hidden[n // K].nonzero()[:, 0].tolist() if ordinary[:t].sum() >= 3]
         length = late[0] + 1 if late else len(static)
         shortened += length < len(static)
         assert len(ids) == length
@@ -487,11 +488,12 @@ def test_samples_end_where_the_end_token_was_drawn(tiny_policy, tiny_batch, sett
 
 
 def test_the_end_token_is_not_drawn_before_eos_after(step):
-    policy, _, watched = step("bart", eos_after=4, temperature=50.0, mask_rate=0.9, num_samples=64)
-    columns = watched.samples.places[1]
+    policy, batch, watched = step("bart", eos_after=4, temperature=50.0, mask_rate=0.9, num_samples=64)
+    ordinary = batch.static.ordinary
+    before = (ordinary.cumsum(1) - ordinary.long())[watched.samples.hidden]
     ends = (watched.samples.draws == policy.tokenizer.eos_token_id).any(1)
-    assert not ends[columns < 4].any()
-    assert ends[columns >= 4].any()
+    assert not ends[before < 4].any()
+    assert ends[before >= 4].any()
 
 
 def test_a_reward_for_short_texts_makes_samples_shorter(tiny_policy, tiny_batch, settings):

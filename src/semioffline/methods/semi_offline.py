@@ -207,7 +207,7 @@ def decide_at_once(
         allowed, end_id = policy.allowed, None
         if args.eos_after is not None:
             end_id = policy.tokenizer.eos_token_id
-            allowed = allow_end(allowed, observation, end_id, args.eos_after)
+            allowed = allow_end(allowed, static, observation, end_id, args.eos_after)
         z = sampling_logits(masked_logits, allowed, args.temperature, args.top_k, args.top_p)
         draws, entropy = draw(z, own_numbers)
         drawn_logits = masked_logits.gather(1, draws)
