@@ -71,7 +71,7 @@ class Grams(NamedTuple):
     known: np.ndarray
     """(U,) their numbers, each once, in order."""
     places: np.ndarray
-    """(Q, R) for each reference, where its n-grams stand in `known`; U after the last."""
+    """(Q, R) for each reference, where its n-grams stand in `known`; -1 after the last."""
 
 
 def _numbers(text: str) -> np.ndarray | None:
@@ -94,7 +94,7 @@ def _read(references: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[np.ndarr
 def _grams_of(words: Sequence[np.ndarray], n: int) -> Grams:
     grams = [_join(own, n) for own in words]
     known, inverse = np.unique(np.concatenate(grams), return_inverse=True)
-    places = np.full((len(grams), max(map(len, grams))), len(known))
+    places = np.full((len(grams), max(map(len, grams))), -1)
     start = 0
     for own, line in zip(grams, places, strict=True):
         line[: len(own)] = inverse[start : start + len(own)]
@@ -186,16 +186,15 @@ class DeviceRouge:
         yield torch.from_numpy(counts)
         for grams in zip(*(grams for _, grams in read), strict=True):
             size = round_up(max(len(own.known) for own in grams) + 1, self.multiple)
-            longest = round_up(
-                max(max(own.places.shape[1] for own in grams), 1), 1 if self.multiple == 1 else BITS // 2
-            )
+            longest = max(max(own.places.shape[1] for own in grams), 1)
+            longest = longest if self.multiple == 1 else round_up(longest, BITS // 2)
             known = np.full((len(grams), size), np.iinfo(np.int64).max)
-            places = np.full((len(grams), many, longest), size)
+            places = np.full((len(grams), many, longest), -1)
             for b, own in enumerate(grams):
                 known[b, : len(own.known)] = own.known
                 rows, columns = own.places.shape
-                places[b, :rows, :columns] = np.where(own.places == len(own.known), size, own.places)
-            yield from (torch.from_numpy(known), torch.from_numpy(places))
+                places[b, :rows, :columns] = own.places
+            yield from (torch.from_numpy(known), torch.from_numpy(places % (size + 1)))  # nowhere is U
 
     def _values(self, ids: Tensor, keep: Tensor, most: Tensor, lengths: Tensor, *tables: Tensor) -> Tensor:
         """most: as long as no sample has more words."""
@@ -207,17 +206,15 @@ class DeviceRouge:
 
     def _measure(self, words: Tensor, counts: Tensor, lengths: Tensor, tables: Sequence[Tensor]) -> Tensor:
         """(B, K) values of samples of (B, K, W) words, `counts` of them real."""
-        found = {
-            n: _look_up(_join(words, n), counts - n + 1, known)
-            for n, known in zip(self.sizes, tables[::2], strict=True)
+        asked = {
+            n: (_look_up(_join(words, n), counts - n + 1, known), places, known.shape[1])
+            for n, known, places in zip(self.sizes, tables[::2], tables[1::2], strict=True)
         }
-        places = dict(zip(self.sizes, tables[1::2], strict=True))
-        size = {n: known.shape[1] for n, known in zip(self.sizes, tables[::2], strict=True)}
         values = []
         for variant in self.variants:
             n = _size(variant)
             count = _common if variant == "rougeL" else _hits
-            hits = count(found[n], places[n], size[n])
+            hits = count(*asked[n])
             values.append(_f_measure(hits, counts[:, :, None] - n + 1, lengths[:, None] - n + 1, lengths[:, None] >= 0))
         sums = reduce(add, values)
         return sums / torch.full_like(sums, len(values))  # a device divides by a plain number as it likes
@@ -286,14 +283,13 @@ def _common(found: Tensor, places: Tensor, size: int) -> Tensor:
     batch, many, words = found.shape
     number = places.shape[1]
     full = (1 << BITS) - 1
-    bits = torch.arange(places.shape[2], device=places.device) % BITS
+    bits = torch.arange(BITS, device=places.device)
+    at = found.reshape(batch, -1, 1).expand(-1, -1, number)
     parts = []
-    for own_places, own_bits in zip(places.split(BITS, dim=2), bits.split(BITS), strict=True):
-        masks = own_places.new_zeros(batch, number, size + 1)
-        masks = masks.scatter_add(2, own_places, (1 << own_bits).expand_as(own_places))
-        masks = masks.transpose(1, 2).index_fill(1, torch.full((1,), size, device=places.device), 0)  # (B, U + 1, Q)
-        at = found.reshape(batch, -1, 1).expand(-1, -1, number)
-        parts.append(masks.gather(1, at).view(batch, many, words, number).movedim(2, 0))  # (W, B, K, Q)
+    for own in places.split(BITS, dim=2):
+        masks = own.new_zeros(batch, number, size + 1).scatter_add_(2, own, (1 << bits[: own.shape[2]]).expand_as(own))
+        masks[..., size] = 0
+        parts.append(masks.transpose(1, 2).gather(1, at).view(batch, many, words, number).movedim(2, 0))  # (W, B, K, Q)
     rows = [torch.full_like(part[0], full) for part in parts]
     for matches in zip(*parts, strict=True):
         total: Any = 0
@@ -301,8 +297,7 @@ def _common(found: Tensor, places: Tensor, size: int) -> Tensor:
             used = rows[n] & match
             total = rows[n] + used + (total >> BITS if n else 0)
             rows[n] = (total & full) | (rows[n] - used)
-    one = torch.arange(BITS, device=places.device)
-    return reduce(add, [((row[..., None] >> one) & 1 == 0).sum(-1) for row in rows])
+    return reduce(add, [((row[..., None] >> bits) & 1 == 0).sum(-1) for row in rows])
 
 
 def _f_measure(hits: Tensor, totals: Tensor, wanted: Tensor, there: Tensor) -> Tensor:

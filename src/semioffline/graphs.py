@@ -217,5 +217,4 @@ def use_cuda_graphs(policy: Any) -> None:
 def forget_step(policy: Any) -> None:
     """A step that was broken off has no backward to wait for."""
     for stack in policy.stacks():
-        if isinstance(stack.forward, GraphedForward):
-            stack.forward.busy = False
+        stack.forward.busy = False

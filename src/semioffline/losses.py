@@ -56,6 +56,11 @@ def advantages(rewards: Tensor, baseline: str = "mean", scale: bool = False) -> 
     return Advantages(values, counts, valid)
 
 
+def advantages_of_masks(rewards: Tensor, number: int, baseline: str = "mean", scale: bool = False) -> list[Advantages]:
+    """One for each mask: the first K / number samples belong to the first and so on; b is the mean of its own."""
+    return [advantages(part, baseline, scale) for part in rewards.chunk(number, dim=1)]
+
+
 def equal_rewards(rewards: Tensor) -> Tensor:
     """(B, K) -> (B,) True where all samples that count have the same reward: nothing to learn from that row."""
     high = rewards.nan_to_num(nan=-torch.inf).amax(1)
@@ -63,17 +68,19 @@ def equal_rewards(rewards: Tensor) -> Tensor:
     return high <= low
 
 
-def _weights(advantages: Advantages, rows: Tensor, loss_scale: str) -> Tensor:
-    """(M, K) factor of log p(a_t^k) in the loss, without the minus sign.
+def _row_weights(advantages: Advantages, hidden: Tensor, loss_scale: str) -> Tensor:
+    """(B, K) factor of log p(a_t^k) in the loss, without the minus sign. hidden: (B,) the row's hidden positions.
 
     sequence: A_k / K, the printed formula. token: A_k / |M|, the scale of the published lambda (sum over K, mean over
     the row's hidden positions): K / |M| times the printed formula.
     """
-    if loss_scale == "sequence":
-        divisors = advantages.counts.clamp(min=1)
-    else:
-        divisors = _count(rows, len(advantages.counts)).clamp(min=1)
-    return (advantages.values / divisors[:, None])[rows]
+    divisors = advantages.counts if loss_scale == "sequence" else hidden
+    return advantages.values / divisors.clamp(min=1)[:, None]
+
+
+def _weights(advantages: Advantages, rows: Tensor, loss_scale: str) -> Tensor:
+    """(M, K) the same for each hidden position."""
+    return _row_weights(advantages, _count(rows, len(advantages.counts)), loss_scale)[rows]
 
 
 def _count(places: Tensor, number: int) -> Tensor:
@@ -107,15 +114,11 @@ def sparse_factors(
 ) -> Tensor:
     """(n, B, K / n) what `reinforce_sparse` multiplies the drawn logits of a row and sample with: it is linear in them.
 
-    With n masks the first K / n samples belong to the first one and so on; each has its own mean. hidden: (n, B) the
-    number of positions that a mask hides.
+    hidden: (n, B) the number of positions that each of n masks hides.
     """
-    number = len(hidden)
-    parts = [advantages(part, baseline, scale) for part in rewards.chunk(number, dim=1)]
-    values = torch.stack([part.values for part in parts])
-    if loss_scale == "sequence":  # 1/K is of all samples, not of those of one mask
-        hidden = torch.stack([part.counts for part in parts]) * number
-    return -values / hidden.clamp(min=1)[..., None]
+    parts = advantages_of_masks(rewards, len(hidden), baseline, scale)
+    weights = torch.stack([_row_weights(part, own, loss_scale) for part, own in zip(parts, hidden, strict=True)])
+    return -weights / len(hidden) if loss_scale == "sequence" else -weights  # 1/K is of the samples of all masks
 
 
 class Late:

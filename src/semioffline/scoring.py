@@ -143,7 +143,8 @@ class Scorer:
 
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
         if samples.end_id is not None:
-            return self.score_ids(samples.token_lists(), batch, samples.ids.shape[1])
+            ids = samples.token_lists()
+            return self.score_ids(ids, batch, len(ids) // len(batch))
         if self.on_device and (found := self._score_on_device(samples, batch)) is not None:
             return found
         draws = HostCopy(samples.draws.int())

@@ -217,7 +217,8 @@ class SemiOfflineTrainer(Trainer):
         if not (model.training and self.policy.model.training):
             model.train()
         batch: Batch = inputs
-        forget_step(self.policy)
+        if self.args.cuda_graphs:
+            forget_step(self.policy)
         if not self.method.batch_on_host:
             batch = inputs.to(self.args.device, non_blocking=True)
         randomness = Randomness(self.args.seed, self.state.global_step)

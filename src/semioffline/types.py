@@ -161,25 +161,28 @@ class Samples:
         """(B, K, T) token ids: the static token where it was shown, the k-th draw where it was hidden."""
         return self.ids_on(self.text.ids.device)
 
-    def token_lists(self) -> list[list[int]]:
-        """B * K lists, the samples of a row together: up to the first end token that was drawn, which is kept."""
-        size, length = self.text.ids.shape
-        hidden = self.hidden.view(-1, size, 1, length).expand(-1, -1, self.draws.shape[1], -1)
-        hidden = hidden.transpose(0, 1).reshape(size, -1, length)  # (B, K, T)
-        ended = (self.ids == self.end_id) & hidden
-        whole = self.text.keep_mask.sum(1)[:, None]
-        lengths = torch.where(ended.any(2), ended.int().argmax(2) + 1, whole)
-        rows = zip(self.ids.flatten(0, 1).tolist(), lengths.flatten().tolist(), strict=True)
-        return [row[:number] for row, number in rows]
-
     def ids_on(self, device: torch.device) -> Tensor:
         """The same on a device. On that of the draws nothing waits for them."""
-        size, length = self.text.ids.shape
-        number, many = len(self.hidden) // size, self.draws.shape[1]
-        ids = send(self.text.ids, device)[:, None].repeat(number, many, 1)  # (n * B, K / n, T)
+        return self._put(self.text.ids, self.draws, device)
+
+    def token_lists(self) -> list[list[int]]:
+        """B * K lists, the samples of a row together: up to the first end token that was drawn, which is kept."""
+        ids = self.ids
+        ends: Tensor = self.draws == self.end_id  # type: ignore[assignment]
+        ended = self._put(torch.zeros_like(self.text.keep_mask), ends, ids.device)
+        whole = self.text.keep_mask.sum(1)[:, None]
+        lengths = torch.where(ended.any(2), ended.int().argmax(2) + 1, whole)
+        rows = zip(ids.flatten(0, 1).tolist(), lengths.flatten().tolist(), strict=True)
+        return [row[:number] for row, number in rows]
+
+    def _put(self, text: Tensor, drawn: Tensor, device: torch.device) -> Tensor:
+        """(B, K, T): `text` (B, T) with `drawn` (M, K / n) at the hidden positions."""
+        size, length = text.shape
+        number, many = len(self.hidden) // size, drawn.shape[1]
+        whole = send(text, device)[:, None].repeat(number, many, 1)  # (n * B, K / n, T)
         rows, positions = send(self.places, device)
-        ids[rows, :, positions] = send(self.draws, device).to(ids.dtype)
-        return ids.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
+        whole[rows, :, positions] = send(drawn, device).to(whole.dtype)
+        return whole.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
 
 
 @dataclass

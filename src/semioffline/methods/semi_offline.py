@@ -15,7 +15,7 @@ from semioffline.candidates import FreshTargets
 from semioffline.data import pick_static
 from semioffline.errors import UserError
 from semioffline.graphs import Replayed
-from semioffline.losses import Advantages, Late, advantages, sparse_factors
+from semioffline.losses import Late, advantages_of_masks, sparse_factors
 from semioffline.masking import (
     add_noise,
     append_target,
@@ -95,11 +95,6 @@ class Method(BaseMethod):
 
         return Late(factors, *(decision.drawn for decision in decisions), ready=scores.ready)
 
-    def _advantages(self, rewards: Tensor, masks: int) -> list[Advantages]:
-        """One for each mask: b is the mean over its own samples."""
-        halves = rewards.chunk(masks, dim=1)
-        return [advantages(rewards, self.args.baseline, self.args.scale_rewards) for rewards in halves]
-
     def _static(self, policy: Policy, batch: Batch, randomness: Randomness) -> Text:
         """The text that is partly hidden: the batch's own, one of its candidates, or the policy's last sample."""
         static = batch.static
@@ -134,9 +129,9 @@ class Method(BaseMethod):
         static: Text,
         scores: Scores | PendingScores,
     ) -> list[dict[str, Any]]:
-        advantage = torch.cat(
-            [part.values for part in self._advantages(scores.rewards, len(observations))], dim=1
-        ).tolist()
+        args = self.args
+        given = advantages_of_masks(scores.rewards, len(observations), args.baseline, args.scale_rewards)
+        advantage = torch.cat([part.values for part in given], dim=1).tolist()
         rewards, texts = scores.rewards.tolist(), scores.texts
         rows = []
         for b, example in enumerate(batch.index.tolist()):
