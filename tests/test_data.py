@@ -2,11 +2,12 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 
-from semioffline.data import Collator, Examples, check_columns, pick_static
+from semioffline.data import Collator, Examples, LikeLengths, check_columns, pick_static
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
 from semioffline.policy import Policy
@@ -379,3 +380,27 @@ def test_models_that_read_no_messages(policy, causal, chatty):
     chatty.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(UserError, match="row 0: the tokenizer's chat template refuses the messages: no system role"):
         make(chatty, chat())
+
+
+# ---- batches of like lengths ----
+
+
+def test_batches_have_like_lengths_in_random_order():
+    """Long and short batches take turns by chance; rows beside each other are alike; every epoch has its own order."""
+    lengths = np.random.default_rng(0).integers(5, 500, 3207)
+    sampler = LikeLengths(lengths, 16, seed=1)
+    order = list(sampler)
+    assert sorted(order) == list(range(3207)) and order == list(sampler) and len(sampler) == 3207
+    batches = lengths[order[: 3207 // 16 * 16]].reshape(-1, 16)
+    assert batches[0].max() == lengths[order[: 3207 // 16 * 16]].max()
+    assert (batches.max(1) - batches.min(1))[1:].mean() < 30  # of 495
+    means = batches.mean(1)[1:]
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3  # sorted, one follows from the one before
+    sampler.set_epoch(1)
+    assert list(sampler) != order
+    assert list(LikeLengths(lengths, 16, seed=2)) != order
+
+
+@pytest.mark.parametrize("rows", [0, 3, 16, 17])
+def test_few_rows_are_all_there(rows):
+    assert sorted(LikeLengths(list(range(rows)), 16, seed=0)) == list(range(rows))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 from tqdm import tqdm
 
 from semioffline.errors import UserError, unknown
@@ -20,6 +21,8 @@ from semioffline.types import Batch, Text
 
 logger = logging.getLogger(__name__)
 STATIC_TARGETS = ("ground_truth", "worst", "best", "random")
+SORTED_TOGETHER = 50
+"""Batches that are taken from one sorted part of the data: more of them leave less padding, and less chance."""
 _OURS = ("prompt", "completion", "references", "candidates", "candidate_rewards")
 
 
@@ -263,6 +266,40 @@ class Collator:
         filled = [t for e in examples for t in e.candidates + e.candidates[:1] * (most - len(e.candidates))]
         rewards = [e.candidate_rewards + [math.nan] * (most - len(e.candidates)) for e in examples]
         return {"candidates": pad(filled, self.pad_id), "candidate_rewards": torch.tensor(rewards)}
+
+
+class LikeLengths(Sampler[int]):
+    """Batches of rows of like lengths, in random order.
+
+    Transformers' own sampler has them in the order of their lengths, fifty batches from long to short again and again:
+    the model then forgets how to end a long text while it sees short ones, and the other way round.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed = np.asarray(lengths), batch_size, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        """The batch with the longest row comes first, so that a lack of memory shows at once; what fills no batch comes
+        last."""
+        random = np.random.default_rng((self.seed, self.epoch))
+        order = random.permutation(len(self.lengths))
+        rest = order[len(order) // self.batch_size * self.batch_size :]
+        parts = range(0, len(order) - len(rest), self.batch_size * SORTED_TOGETHER)
+        full = order[: len(order) - len(rest)]
+        grouped = [part[np.argsort(self.lengths[part])] for at in parts for part in [full[at : at + parts.step]]]
+        batches = np.concatenate([full[:0], *grouped]).reshape(-1, self.batch_size)
+        random.shuffle(batches)
+        if len(batches):
+            longest = self.lengths[batches].max(1).argmax()
+            batches[[0, longest]] = batches[[longest, 0]]
+        return iter([*batches.reshape(-1).tolist(), *rest.tolist()])
 
 
 def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:

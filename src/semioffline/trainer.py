@@ -14,11 +14,10 @@ import torch
 from accelerate.utils import DynamoBackend, gather_object
 from torch import Tensor, nn
 from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
-from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
 from semioffline.config import SemiOfflineConfig
-from semioffline.data import Collator, Examples
+from semioffline.data import Collator, Examples, LikeLengths
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
 from semioffline.graphs import Replayed, compile_layers, forget_step, use_cuda_graphs
@@ -267,7 +266,7 @@ class SemiOfflineTrainer(Trainer):
         examples = (train_dataset or self.train_dataset).examples
         lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return LengthGroupedSampler(together, lengths=lengths, generator=torch.Generator().manual_seed(self.args.seed))
+        return LikeLengths(lengths, together, self.args.seed)
 
     # ---- log ----
 

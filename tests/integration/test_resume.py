@@ -192,13 +192,16 @@ def test_checkpoints_load_without_this_library(kind, auto, finished) -> None:
         assert all(torch.equal(loaded[name], value) for name, value in stored.items())
 
 
-def test_resume_in_python(tmp_path: Path) -> None:
-    """resume_from_checkpoint=True on a new folder starts; on a run stopped in the middle it goes on, AdamW included."""
-    settings = {"rows": build_rows(16), "optim": "adamw_torch", "learning_rate": 0.01, "lr_scheduler_type": "linear"}
-    settings |= {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
+@pytest.mark.parametrize("order", ["random", "group_by_length"])
+def test_resume_in_python(order: str, tmp_path: Path) -> None:
+    """resume_from_checkpoint=True on a new folder starts; on a run stopped in the middle, here of its second epoch, it
+    goes on, AdamW included."""
+    settings = {"rows": build_rows(24), "optim": "adamw_torch", "learning_rate": 0.01, "lr_scheduler_type": "linear"}
+    settings |= {"save_strategy": "steps", "save_steps": 2, "max_steps": 7}
+    settings |= {"train_sampling_strategy": order}
     whole = train(tmp_path / "whole", resume=True, **settings)
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
-    shutil.rmtree(tmp_path / "part" / "checkpoint-4")
-    shutil.rmtree(tmp_path / "part" / "checkpoint-5", ignore_errors=True)
+    for step in (6, 7):
+        shutil.rmtree(tmp_path / "part" / f"checkpoint-{step}", ignore_errors=True)
     resumed = train(tmp_path / "part", resume=True, **settings)
     assert all(torch.equal(a, b) for a, b in zip(weights(resumed).values(), weights(whole).values(), strict=True))
