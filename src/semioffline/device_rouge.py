@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce
+from itertools import pairwise
 from operator import add
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ LONGEST = 512
 MULTIPLE = 32
 """Sizes are multiples of this where graphs are replayed, the number of references of a quarter of it, and the length of
 references of half of BITS."""
+MOST_READ = 1 << 16
+"""Inputs whose references are remembered."""
 MOST_AT_ONCE = 1 << 26
 """Counts that are compared at once."""
 _SIZE = 1 << 64
@@ -69,37 +72,75 @@ class Grams(NamedTuple):
     """The n-grams of one input's references."""
 
     known: np.ndarray
-    """(U,) their numbers, each once, in order."""
+    """Their numbers, each once, in order."""
     places: np.ndarray
-    """(Q, R) for each reference, where its n-grams stand in `known`; -1 after the last."""
+    """Of all n-grams, reference after reference: where they stand in `known`."""
 
 
-def _numbers(text: str) -> np.ndarray | None:
+class Read(NamedTuple):
+    """One input's references."""
+
+    lengths: np.ndarray
+    """(Q,) their words."""
+    grams: list[Grams]
+    """For each n that is asked for."""
+
+
+class _Reader:
+    """Reads references, those of a whole batch together, and remembers them."""
+
+    def __init__(self, sizes: Sequence[int]):
+        self.sizes = sizes
+        self._known: dict[tuple[str, ...], Read | None] = {}
+
+    def __call__(self, inputs: Sequence[Sequence[str]]) -> list[Read | None]:
+        """For each input; None where only the host can tell."""
+        asked = [tuple(references) for references in inputs]
+        if len(self._known) > MOST_READ:
+            self._known.clear()
+        new = [references for references in dict.fromkeys(asked) if references not in self._known]
+        if new:
+            words = [[_numbers(text) for text in references] for references in new]
+            can = [bool(own) and None not in own for own in words]
+            read = iter(_read([own for own, fine in zip(words, can, strict=True) if fine], self.sizes))
+            self._known |= {own: next(read) if fine else None for own, fine in zip(new, can, strict=True)}
+        return [self._known[references] for references in asked]
+
+
+def _numbers(text: str) -> list[int] | None:
     """Of a text's words; None where one of them is too long."""
     words = _read_bytes(text.encode("utf-8", "replace")).split()
     if max(map(len, words), default=0) > LONGEST:
         return None
-    return np.array([_number(word) for word in words], np.int64)
+    return [_number(word) for word in words]
 
 
-@lru_cache(maxsize=1 << 16)
-def _read(references: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[np.ndarray, list[Grams]] | None:
-    """(Q,) words of an input's references, and their n-grams for each n in `sizes`."""
-    words: Any = [_numbers(text) for text in references]
-    if not words or any(own is None for own in words):
-        return None
-    return np.array([len(own) for own in words]), [_grams_of(words, n) for n in sizes]
+def _read(inputs: Any, sizes: Sequence[int]) -> list[Read]:
+    """Inputs, each a list of references, each a list of the numbers of its words."""
+    words = np.array([number for own in inputs for reference in own for number in reference], np.int64)
+    lengths = [np.array([len(reference) for reference in own]) for own in inputs]
+    grams = zip(*(_grams_of(words, lengths, n) for n in sizes), strict=True)
+    return [Read(own, list(of_sizes)) for own, of_sizes in zip(lengths, grams, strict=True)]
 
 
-def _grams_of(words: Sequence[np.ndarray], n: int) -> Grams:
-    grams = [_join(own, n) for own in words]
-    known, inverse = np.unique(np.concatenate(grams), return_inverse=True)
-    places = np.full((len(grams), max(map(len, grams))), -1)
-    start = 0
-    for own, line in zip(grams, places, strict=True):
-        line[: len(own)] = inverse[start : start + len(own)]
-        start += len(own)
-    return Grams(known, places)
+def _grams_of(words: np.ndarray, lengths: list[np.ndarray], n: int) -> list[Grams]:
+    """words: of all references of all inputs, one after the other; lengths: of the references of each input."""
+    if not lengths:
+        return []
+    flat = np.concatenate(lengths)
+    left = np.repeat(flat.cumsum(), flat) - np.arange(len(words))  # words up to the end of the reference
+    begins = (left >= n).nonzero()[0]
+    numbers = _join(np.append(words, np.zeros(n - 1, np.int64)), n)[begins]
+    owner = np.repeat(np.arange(len(lengths)), [own.sum() for own in lengths])[begins]
+    order = np.lexsort((numbers, owner))
+    numbers, owner = numbers[order], owner[order]
+    first = np.append(True, (numbers[1:] != numbers[:-1]) | (owner[1:] != owner[:-1]))[: len(numbers)]
+    starts = np.searchsorted(owner[first], np.arange(len(lengths) + 1))  # of each input among those that differ
+    places = np.empty(len(numbers), np.int64)
+    places[order] = first.cumsum() - 1 - starts[owner]
+    ends = np.searchsorted(owner, np.arange(len(lengths) + 1)).tolist()
+    known, bounds = numbers[first], zip(pairwise(starts.tolist()), pairwise(ends), strict=True)
+    return [Grams(known[start:end], places[begin:stop]) for (start, end), (begin, stop) in bounds]
 
 
 def _join(words: Any, n: int) -> Any:
@@ -109,6 +150,13 @@ def _join(words: Any, n: int) -> Any:
     for k in range(1, n):
         grams = grams * _NEXT + words[..., k : k + length]
     return grams
+
+
+def _table(rows: Sequence[np.ndarray], width: int, empty: int) -> np.ndarray:
+    """Rows of different lengths as one array."""
+    table = np.full((len(rows), width), empty)
+    table[np.arange(width) < np.array([len(row) for row in rows])[:, None]] = np.concatenate(rows)
+    return table
 
 
 def on_device(
@@ -142,6 +190,7 @@ class DeviceRouge:
         """letters: of the text of each token; between: what stands between them; replay: as in `on_device`."""
         self.variants = list(variants)
         self.sizes = tuple(sorted({_size(variant) for variant in variants}))
+        self._read = _Reader(self.sizes)
         self.multiple = 1 if replay is None else MULTIPLE
         self._run = self._values if replay is None else replay(self._values)
         letters = [*letters, b""]  # the last are those of ids without a token: a model may have more of them
@@ -167,7 +216,7 @@ class DeviceRouge:
 
     def __call__(self, samples: Samples, references: Sequence[Sequence[str]]) -> Tensor | None:
         """(B, K) values in float64; None where only the host can tell."""
-        read = [_read(tuple(own), self.sizes) for own in references]
+        read = self._read(references)
         if None in read:
             return None
         tables = [send(table, self.device) for table in self._lay_out(read)]
@@ -180,21 +229,17 @@ class DeviceRouge:
         """(B, Q) words of references, -1 where there is none; then, for each n, (B, U) n-grams and (B, Q, R) places."""
         many = max(len(lengths) for lengths, _ in read)
         many = many if many == 1 else round_up(many, max(self.multiple // 4, 1))
-        counts = np.full((len(read), many), -1)
-        for line, (lengths, _) in zip(counts, read, strict=True):
-            line[: len(lengths)] = lengths
+        counts = _table([lengths for lengths, _ in read], many, -1)
         yield torch.from_numpy(counts)
-        for grams in zip(*(grams for _, grams in read), strict=True):
+        for n, grams in zip(self.sizes, zip(*(grams for _, grams in read), strict=True), strict=True):
             size = round_up(max(len(own.known) for own in grams) + 1, self.multiple)
-            longest = max(max(own.places.shape[1] for own in grams), 1)
+            own_counts = np.maximum(counts - n + 1, 0)
+            longest = max(int(own_counts.max()), 1)
             longest = longest if self.multiple == 1 else round_up(longest, BITS // 2)
-            known = np.full((len(grams), size), np.iinfo(np.int64).max)
-            places = np.full((len(grams), many, longest), -1)
-            for b, own in enumerate(grams):
-                known[b, : len(own.known)] = own.known
-                rows, columns = own.places.shape
-                places[b, :rows, :columns] = own.places
-            yield from (torch.from_numpy(known), torch.from_numpy(places % (size + 1)))  # nowhere is U
+            places = np.full((len(grams), many, longest), size)  # nowhere
+            places[np.arange(longest) < own_counts[:, :, None]] = np.concatenate([own.places for own in grams])
+            known = _table([own.known for own in grams], size, np.iinfo(np.int64).max)
+            yield from (torch.from_numpy(known), torch.from_numpy(places))
 
     def _values(self, ids: Tensor, keep: Tensor, most: Tensor, lengths: Tensor, *tables: Tensor) -> Tensor:
         """most: as long as no sample has more words."""
