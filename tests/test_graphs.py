@@ -2,45 +2,55 @@
 once, for all shapes, and backward is that of the last forward."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from semioffline import graphs
-from semioffline.graphs import GraphedForward, Replayed, forget_step, use_cuda_graphs
+from semioffline.graphs import (
+    GraphedForward,
+    Recording,
+    Replayed,
+    forget_step,
+    recorded,
+    use_cuda_graphs,
+)
 from semioffline.methods.semi_offline import Method
 from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Row
+from semioffline.updates import MOST_UPDATES, ReplayedUpdate, Updates, record_update, replay_updates
 
 KINDS = ["bart", "t5", "llama", "gpt2"]
 
 
-def record(body: Any, tensors: list[torch.Tensor], pool: Any) -> Any:
-    static = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-    parameters = tuple(body.parameters())
-    surface = [t for t in (*static, *parameters) if t.requires_grad]
-    written: list[torch.Tensor] = []  # the output is in one place
+def record(body: Any, tensors: list[torch.Tensor], pool: Any) -> Recording:
+    inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+    parameters = [p for p in body.parameters() if p.requires_grad]
+    wanted = [*(t for t in inputs if t.requires_grad), *parameters]
     last: dict[str, torch.Tensor] = body.module.__dict__.setdefault("last activations", {})
 
-    class Replay(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
-            for place, value in zip(static, inputs, strict=False):
-                place.data.copy_(value)
-            with torch.enable_grad():
-                last["output"] = body(*static)
-            if not written:
-                written.append(torch.empty_like(last["output"], requires_grad=False))
-            return written[0].copy_(last["output"].detach()).detach()
+    def run() -> torch.Tensor:
+        with torch.enable_grad():
+            last["output"] = body(*inputs)
+        return last["output"]
 
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            found = iter(torch.autograd.grad(last["output"], surface, gradient, allow_unused=True))
-            return tuple(next(found) if t.requires_grad else None for t in (*static, *parameters))
+    def differentiate(gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return torch.autograd.grad(last["output"], wanted, gradient, allow_unused=True) if wanted else ()
 
-    return lambda *inputs: Replay.apply(*inputs, *parameters)
+    output = run().detach().clone()  # it and the gradients are in one place
+    gradient = torch.empty_like(output)
+    found = differentiate(gradient)
+
+    def backward() -> None:
+        for place, value in zip(found, differentiate(gradient), strict=True):
+            if place is not None:
+                place.copy_(value)
+
+    return recorded(lambda: output.copy_(run().detach()), backward, inputs, output, gradient, parameters, found)
 
 
 @pytest.fixture
@@ -267,3 +277,90 @@ def test_what_needs_no_gradient_is_not_overwritten_by_the_next_replay(graphed, t
     before = one.clone()
     encoder(input_ids=batch.source.ids.flip(1), attention_mask=None)
     assert torch.equal(one, before)
+
+
+def test_gradients_of_two_steps_add_up(graphed, tiny_policy, tiny_batch, settings):
+    """Where nobody sets them to None in between."""
+    policy, _ = graphed("bart")
+    plain, batch, args = tiny_policy("bart").train(), tiny_batch(policy), settings(num_samples=4)
+    for model in (policy, plain):
+        for number in range(2):
+            step(model, batch, args, number).backward()
+    assert_same(*([p.grad for p in model.parameters() if p.grad is not None] for model in (policy, plain)))
+
+
+# ---- clipping and the optimizer ----
+
+
+def updated(policy: Any, batches: list[Any], args: Any, steps: int, **options: Any) -> tuple[Any, Any]:
+    """Train some steps, a warm-up included, and say the norms of the gradients."""
+    # eps: a gradient that is zero but for rounding must not become a step
+    fused = torch.optim.AdamW(policy.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3, fused=True)
+    schedule = LambdaLR(fused, lambda number: (number + 1) / steps)  # wraps the step
+    updates = Updates(policy, fused, **options) if options else None
+    norms = []
+    for number in range(steps):
+        policy.zero_grad()
+        step(policy, batches[number % len(batches)], args, number).backward()
+        clip = updates.clip if updates else torch.nn.utils.clip_grad_norm_
+        norms.append(clip(policy.parameters(), 0.5).item())
+        (updates or fused).step()
+        schedule.step()
+    assert {type(group["lr"]) for group in fused.param_groups} == {float}
+    return norms, updates
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
+def test_replayed_updates_are_plain_updates(graphed, tiny_policy, tiny_batch, settings, kind):
+    """Two shapes in turn: gradients lie at two sets of addresses, so clipping and the step are recorded twice."""
+    policy, stacks = graphed(kind)
+    plain, args, recordings = tiny_policy(kind).train(), settings(num_samples=4), []
+
+    def record_update(function: Any) -> Any:
+        recordings.append(function)
+        return function
+
+    batches = [tiny_batch(policy, size) for size in (2, 3)]
+    found, updates = updated(policy, batches, args, 8, record=record_update)
+    expected, _ = updated(plain, batches, args, 8)
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert_same(list(policy.parameters()), list(plain.parameters()))
+    assert len(recordings) == 4
+    tied = policy.base.get_output_embeddings().weight is policy.base.get_input_embeddings().weight
+    assert len(updates._places) == (0 if tied else 1)
+    assert all(stack.weights for stack in stacks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
+def test_updates_replayed_by_cuda_are_plain_updates(tiny_policy, tiny_batch, settings, kind):
+    policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
+    use_cuda_graphs(policy)
+    plain.always_masked = True
+    batches, args = [tiny_batch(policy, size) for size in (2, 3)], settings(num_samples=4)
+    found, updates = updated(policy, batches, args, 8, record=record_update)
+    expected, _ = updated(plain, batches, args, 8)
+    assert found == pytest.approx(expected, rel=1e-2)
+    assert_same(list(policy.parameters()), list(plain.parameters()))
+    assert sum(replay is not None for replay in updates._step._known.values()) == 2
+
+
+def test_gradients_at_ever_new_places_are_not_recorded():
+    weight, calls = torch.nn.Parameter(torch.zeros(3)), []
+    update = ReplayedUpdate(lambda: calls.append(None), [weight], record=lambda function: pytest.fail("recorded"))
+    kept = []
+    for _ in range(2 * MOST_UPDATES):
+        weight.grad = torch.ones(3)
+        kept.append(weight.grad)
+        update()
+    assert len(calls) == 2 * MOST_UPDATES
+    assert len(update._known) == MOST_UPDATES
+
+
+def test_other_optimizers_step_as_they_do(graphed):
+    policy, _ = graphed("bart")
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    before, accelerator = optimizer.step, SimpleNamespace()
+    replay_updates(policy, optimizer, accelerator)
+    assert optimizer.step == before
+    assert not vars(accelerator)

@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"types"},),
     ({"masking", "sampling", "losses"}, {"randomness"}),
     (
-        {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs"},
+        {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs", "updates"},
         {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool", "fast_decode"},
     ),
     ({"data", "scoring", "reward_set", "device_rouge", "candidates", "methods", "limits"},),

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from semioffline.errors import UserError
 
@@ -41,21 +42,107 @@ class _Body(nn.Module):
         return output.last_hidden_state
 
 
+class Recording(NamedTuple):
+    """A module's passes for inputs of one shape. Replayed, they read and write these tensors."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[], Any]
+    inputs: list[Tensor]
+    output: Tensor
+    gradient: Tensor
+    """Of the output."""
+    input_gradients: list[Tensor | None]
+    weights: list[tuple[nn.Parameter, Tensor]]
+    """Parameters and their gradients."""
+    anchor: Tensor | None
+    """Has a gradient, so that what comes out of the module has one; None where nothing in it has one."""
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return _Replay.apply(self, self.anchor, *tensors)
+
+
+class _Replay(torch.autograd.Function):
+    """The parameters do not go through autograd, which would take as long as a small model's pass: their gradients are
+    put in place here."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, anchor: Tensor | None, *tensors: Tensor) -> Tensor:
+        for place, tensor in zip(recording.inputs, tensors, strict=True):
+            if place.data_ptr() != tensor.data_ptr():
+                place.copy_(tensor)
+        recording.forward()
+        ctx.recording = recording
+        return recording.output.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        recording: Recording = ctx.recording
+        recording.gradient.copy_(gradient)
+        for parameter, own in recording.weights:
+            if parameter.grad is own:  # of an earlier backward, which this one adds to
+                parameter.grad = own.clone()
+        recording.backward()
+        for parameter, own in recording.weights:
+            if parameter.grad is not None:
+                own.add_(parameter.grad)
+            parameter.grad = own
+        return None, None, *(None if own is None else own.detach() for own in recording.input_gradients)
+
+
 class _Graph(NamedTuple):
     """One recorded shape."""
 
     body: _Body
-    replay: Callable[..., Tensor]
+    replay: Recording
 
 
-def record(body: _Body, tensors: list[Tensor], pool: Any) -> Callable[..., Tensor]:
+def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
     """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module share."""
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    parameters = [parameter for parameter in body.parameters() if parameter.requires_grad]
+    wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     device = tensors[0].device.type
     half = torch.is_autocast_enabled(device)
+
+    def differentiate(output: Tensor, gradient: Tensor) -> Any:
+        return torch.autograd.grad(output, wanted, gradient, allow_unused=True) if wanted else ()
+
     with torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False):
-        torch.cuda.make_graphed_callables(body, tuple(inputs), allow_unused_input=True, pool=pool)  # changes forward
-    return body
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):  # the first runs load kernels, which recording must not
+            for _ in range(3):
+                output = body(*inputs)
+                differentiate(output, torch.empty_like(output))
+                del output
+        torch.cuda.synchronize()
+        with torch.cuda.graph(forward, pool=pool):
+            output = body(*inputs)
+        gradient = torch.empty_like(output)
+        if wanted:
+            with torch.cuda.graph(backward, pool=pool):
+                found = differentiate(output, gradient)
+        else:
+            found = ()
+    return recorded(forward.replay, backward.replay, inputs, output, gradient, parameters, found)
+
+
+def recorded(
+    forward: Callable[[], Any],
+    backward: Callable[[], Any],
+    inputs: list[Tensor],
+    output: Tensor,
+    gradient: Tensor,
+    parameters: list[nn.Parameter],
+    found: Sequence[Tensor | None],
+) -> Recording:
+    """found: gradients, first those of the inputs that have one, then those of the parameters."""
+    each = iter(found)
+    of_inputs = [next(each) if tensor.requires_grad else None for tensor in inputs]
+    weights = [(parameter, own) for parameter, own in zip(parameters, each, strict=True) if own is not None]
+    anchor = torch.zeros((), device=output.device, requires_grad=True) if found else None
+    return Recording(forward, backward, inputs, output.detach(), gradient, of_inputs, weights, anchor)
 
 
 def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Tensor]:
@@ -68,7 +155,7 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
                 function(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_shared_pool(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=shared_pool(), capture_error_mode="thread_local"):
             output = function(*inputs)
 
     def replay() -> Tensor:
@@ -79,7 +166,7 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
 
 
 @cache
-def _shared_pool() -> Any:
+def shared_pool() -> Any:
     """Memory of the functions without gradient: one replays after the other, and what they return is copied."""
     return torch.cuda.graph_pool_handle()
 
@@ -119,7 +206,7 @@ class GraphedForward:
         run: Callable[..., Any] | None = None,
         extra: Callable[[], dict[str, Tensor]] = dict,
         blocked: Callable[[], bool] = bool,
-        record: Callable[[_Body, list[Tensor], Any], Callable[..., Tensor]] = record,
+        record: Callable[[_Body, list[Tensor], Any], Recording] = record,
     ):
         """run: what to call in the place of the module's own forward; extra: gives tensors that it is to be called with
         beside those that the model passes."""
@@ -128,6 +215,8 @@ class GraphedForward:
         self.plain = run or module.forward
         self._names = list(inspect.signature(module.forward).parameters)
         self.graphs: dict[Any, _Graph] = {}
+        self.weights: dict[nn.Parameter, None] = {}
+        """Parameters that get their gradients from graphs."""
         self._record = record
         self._warned = False
         self._pool: Any = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
@@ -169,7 +258,8 @@ class GraphedForward:
                 self._warned = True
                 return None
             body = _Body(self.module, self.plain, list(tensors), rest)
-            self.graphs[key] = _Graph(body, self._record(body, list(tensors.values()), self._pool))
+            self.graphs[key] = graph = _Graph(body, self._record(body, list(tensors.values()), self._pool))
+            self.weights |= dict.fromkeys(parameter for parameter, _ in graph.replay.weights)
         return self.graphs[key]
 
     @property

@@ -31,6 +31,7 @@ from semioffline.reward_set import RewardSet
 from semioffline.run_log import RunLog, as_numbers, write_completions
 from semioffline.scoring import Scorer
 from semioffline.types import Batch, HostCopy, StepOutput
+from semioffline.updates import replay_updates
 
 __all__ = ["NonFiniteLoss", "SemiOfflineTrainer", "text_limits"]
 STAGING = "incomplete-checkpoint"
@@ -120,6 +121,13 @@ class SemiOfflineTrainer(Trainer):
                     f"cuda_graphs needs one CUDA device and one process, not {args.device} x {args.world_size}"
                 )
             use_cuda_graphs(self.policy)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        made = self.optimizer is None
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if made and self.args.cuda_graphs and not self.args.fp16:
+            replay_updates(self.policy, optimizer, self.accelerator)
+        return optimizer
 
     def _make_scorer(self) -> Scorer:
         """Scoring goes on beside the model where the model is on a device and leaves the cores alone, or where worker

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from toy import KINDS, build_uneven_rows, train, weights
+from toy import KINDS, build_trainer, build_uneven_rows, train, weights
 
-from semioffline import SemiOfflineConfig
+from semioffline import SemiOfflineConfig, graphs
 from semioffline.errors import UserError
+from semioffline.updates import ReplayedUpdate
 
 
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -54,3 +55,35 @@ def test_graphs_say_what_they_cannot_do(tmp_path: Path) -> None:
         )
     with pytest.raises(UserError, match="cuda_graphs needs one CUDA device and one process, not cpu x 1"):
         train(tmp_path, cuda_graphs=True)
+
+
+def test_clipping_and_the_optimizer_are_replayed_in_the_trainer(tmp_path: Path, monkeypatch) -> None:
+    """With its schedule, and a recorder that runs what it is given; the trunk is not recorded here."""
+    settings = {
+        "optim": "adamw_torch_fused",
+        "lr_scheduler_type": "linear",
+        "learning_rate": 0.01,
+        "adam_epsilon": 1e-3,
+    }
+    settings |= {"max_steps": 5, "max_grad_norm": 0.1}
+    plain = train(tmp_path / "a", **settings)
+    recordings = []
+
+    def record(function: Any) -> Any:
+        recordings.append(function)
+        return function
+
+    monkeypatch.setattr(ReplayedUpdate.__init__, "__defaults__", (record,))
+    monkeypatch.setattr(graphs, "MOST", 0)
+    trainer = build_trainer(tmp_path / "b", **settings)
+    graphs.use_cuda_graphs(trainer.policy)
+    monkeypatch.setattr(trainer.args, "cuda_graphs", True)
+    trainer.train()
+    assert len(recordings) == 2  # one of each: the gradients were moved to one place
+    assert_close(weights(trainer), weights(plain))
+    found, expected = (
+        [log["grad_norm"] for log in t.state.log_history if "grad_norm" in log] for t in (trainer, plain)
+    )
+    assert found == pytest.approx(expected, rel=1e-3)
+    rates = [[log["learning_rate"] for log in t.state.log_history if "learning_rate" in log] for t in (trainer, plain)]
+    assert rates[0] == rates[1]

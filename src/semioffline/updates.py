@@ -1,0 +1,120 @@
+"""Clipping and the optimizer as CUDA graphs: beside recorded passes (`graphs`) they are most of what is left to the
+host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from semioffline.graphs import MOST, shared_pool
+
+MOST_UPDATES = 2 * MOST
+"""Sets of addresses that clipping, or the optimizer, is recorded for."""
+
+
+def record_update(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Record what changes tensors in place."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=shared_pool(), capture_error_mode="thread_local"):
+        output = function()
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+class ReplayedUpdate:
+    """What reads or changes gradients in place, as graphs: one for each set of addresses that they are found at. These
+    are few, because recorded passes put the gradients of their shape always at the same ones."""
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        parameters: Sequence[nn.Parameter],
+        record: Callable[[Callable[[], Any]], Callable[[], Any]] = record_update,
+    ):
+        self.function, self.parameters = function, parameters
+        self._record = record
+        self._known: dict[tuple[int, ...], Callable[[], Any] | None] = {}
+
+    def __call__(self) -> Any:
+        key = tuple(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters)
+        if key not in self._known:
+            if len(self._known) < MOST_UPDATES:
+                self._known[key] = None  # recorded the next time: this one loads kernels, and makes AdamW's moments
+            return self.function()
+        replay = self._known[key]
+        if replay is None:
+            replay = self._known[key] = self._record(self.function)
+        return replay()
+
+
+class Updates:
+    """Clipping and the step of a fused AdamW, replayed."""
+
+    def __init__(self, policy: Any, optimizer: torch.optim.Optimizer, **options: Any):
+        self.policy, self.optimizer, self._options = policy, optimizer, options
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self.rates = [torch.zeros((), device=policy.device) for _ in optimizer.param_groups]
+        self._loose, self._recorded = self.parameters, 0
+        self._places: dict[nn.Parameter, Tensor] = {}
+        self._clips: dict[float, ReplayedUpdate] = {}
+        self._plain = optimizer.step
+        self._step = ReplayedUpdate(self._run_step, self.parameters, **options)
+
+    def clip(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_, whose parameters are known here."""
+        self._settle()
+        if max_norm not in self._clips:
+            clip = partial(nn.utils.clip_grad_norm_, self.parameters, max_norm, norm_type)
+            self._clips[max_norm] = ReplayedUpdate(clip, self.parameters, **self._options)
+        return self._clips[max_norm]().clone()
+
+    def step(self) -> None:
+        self._settle()
+        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        self._step()
+
+    def _run_step(self) -> None:
+        """With rates that a recorded step can read. The optimizer keeps its own: they go into checkpoints."""
+        groups = self.optimizer.param_groups
+        kept = [(group["lr"], group["capturable"]) for group in groups]
+        try:
+            for rate, group in zip(self.rates, groups, strict=True):
+                group["lr"], group["capturable"] = rate, True
+            self._plain()
+        finally:
+            for (rate, capturable), group in zip(kept, groups, strict=True):
+                group["lr"], group["capturable"] = rate, capturable
+
+    def _settle(self) -> None:
+        """Gradients that no recorded pass has made, as those of an untied head, are moved to one place as well."""
+        recorded = [stack.forward.weights for stack in self.policy.stacks()]
+        if sum(map(len, recorded)) != self._recorded:
+            self._recorded = sum(map(len, recorded))
+            self._loose = [p for p in self.parameters if not any(p in weights for weights in recorded)]
+        for p in self._loose:
+            if p.grad is not None and p.grad is not self._places.get(p):
+                self._places[p] = place = self._places.get(p, torch.empty_like(p.grad))
+                p.grad = place.copy_(p.grad)
+
+
+def replay_updates(policy: Any, optimizer: Any, accelerator: Any) -> None:
+    """Have the trainer's clipping and a fused AdamW replayed. Other optimizers step as they do."""
+    if type(optimizer) is not torch.optim.AdamW or not optimizer.defaults.get("fused"):
+        return
+    updates = Updates(policy, optimizer)
+
+    def step(optimizer: Any, closure: Any = None) -> Any:
+        return updates.step()
+
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    accelerator.clip_grad_norm_ = updates.clip
