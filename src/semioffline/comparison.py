@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 from semioffline.config import SemiOfflineConfig
 from semioffline.errors import UserError
 from semioffline.evaluation import bootstrap_interval, corpus_value, paired_p_value, write_predictions
+from semioffline.methods import load_method
 from semioffline.policy import Policy
 from semioffline.rewards import load_reward
 from semioffline.trainer import SemiOfflineTrainer
@@ -63,12 +64,14 @@ class Plan:
     seconds come from there; with one in steps nothing is known of its seconds."""
     command: Callable[[str, int], list[str]] | None = None
     """What runs one method and seed in a process of its own, for jobs > 1."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """Where and how this process runs: its command, commit and versions."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     def run_folder(self, method: str, seed: int) -> Path:
         return self.folder / "runs" / f"{method}-seed{seed}"
 
-    def missing(self, say: Callable[[str], None]) -> list[tuple[str, int]]:
+    def missing(self, say: Callable[[str], None] = lambda text: None) -> list[tuple[str, int]]:
         every = [(method, seed) for method in self.methods for seed in self.seeds[method]]
         done = [run for run in every if (self.run_folder(*run) / "result.json").exists()]
         for method, seed in done:
@@ -96,10 +99,11 @@ def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
 
 def time_methods(plan: Plan, say: Callable[[str], None], methods: list[str]) -> None:
     """Time each of these methods alone, where that has not been done."""
+    tokenised: dict[Any, Any] = {}
     for method in dict.fromkeys(methods):
         if method != START:
             say(f"{method}: timed alone")
-            _timing(plan, method)
+            _timing(plan, method, tokenised)
 
 
 def _start(plan: Plan, method: str, seed: int, say: Callable[[str], None]) -> str | None:
@@ -154,6 +158,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
         "values": evaluation.values,
         "statistics": evaluation.statistics,
         "curve": curve,
+        "about": plan.about,
     }
     aside = folder / "result.json.part"
     aside.write_text(json.dumps(result))
@@ -174,8 +179,8 @@ def _steps(plan: Plan, method: str, timing: dict[str, Any]) -> int:
     return plan.steps.get(method) or plan.budget_steps or timing["steps"]
 
 
-def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int, **changes: Any) -> SemiOfflineTrainer:
-    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=steps, **changes)
+def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int) -> SemiOfflineTrainer:
+    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=steps)
     return SemiOfflineTrainer(plan.load(), plan.rewards, args, plan.rows, plan.dev)
 
 
@@ -236,14 +241,19 @@ class _Clock(TrainerCallback):
         return statistics.median(self.times[max(PROBE_WARM, len(self.times) // 2) :])
 
 
-def _timing(plan: Plan, method: str) -> dict[str, Any]:
+def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) -> dict[str, Any]:
     """Seconds of a step, from a few timed ones, and the steps that fit into the budget; kept in plan.json, so that a
-    restart plans the same."""
+    restart plans the same. tokenised: rows as other methods had them, which takes longer than the timing."""
     path = plan.folder / "plan.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     if method not in known:
         folder = plan.folder / "probe" / method
-        trainer = _trainer(plan, method, 0, folder, PROBE_MOST, eval_on_start=False)
+        args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, eval_on_start=False)
+        tokenised = {} if tokenised is None else tokenised
+        lengths = args.max_prompt_length, args.max_completion_length
+        same = load_method(args.method, args).needs_candidates, args.static_target, args.truncation_side, *lengths
+        trainer = SemiOfflineTrainer(plan.load(), plan.rewards, args, tokenised.get(same, plan.rows))
+        tokenised[same] = trainer.train_dataset
         clock = _Clock(min(PROBE_SECONDS, PROBE_SHARE * (plan.budget_seconds or 0.0)))
         trainer.add_callback(clock)
         trainer.train()
@@ -277,12 +287,19 @@ def _curve(
 
 
 def summarise(plan: Plan) -> dict[str, Any]:
-    """One entry for each method: seeds averaged input by input, interval over inputs, p against the reference."""
+    """One entry for each method: seeds averaged input by input, interval over inputs, p against the reference. Of runs
+    that are not done, `missing` tells."""
     results: dict[str, list[dict[str, Any]]] = {}
+    missing = plan.missing()
     for method in plan.methods:
-        paths = [plan.run_folder(method, seed) / "result.json" for seed in plan.seeds[method]]
-        results[method] = [json.loads(path.read_text()) for path in paths]
-    metrics = list(results[plan.methods[0]][0]["values"])
+        done = [seed for seed in plan.seeds[method] if (method, seed) not in missing]
+        if done:
+            paths = [plan.run_folder(method, seed) / "result.json" for seed in done]
+            results[method] = [json.loads(path.read_text()) for path in paths]
+    if not results:
+        raise UserError(f"no run of this comparison is done in {plan.folder}")
+    every = [run for runs in results.values() for run in runs]
+    metrics = list(every[0]["values"])
     reference = results.get(plan.reference)
     methods = {}
     for method, runs in results.items():
@@ -301,8 +318,22 @@ def summarise(plan: Plan) -> dict[str, Any]:
             "curve": curve,
             "matched_after": _matched_after(curve, other),
         }
-    wall = sum(run["wall_seconds"] for runs in results.values() for run in runs)
-    return {"metrics": metrics, "reference": plan.reference, "methods": methods, "wall_seconds": wall} | plan.extra
+    return {
+        "metrics": metrics,
+        "reference": plan.reference,
+        "methods": methods,
+        "missing": [f"{method}:{seed}" for method, seed in missing],
+        "wall_seconds": sum(run["wall_seconds"] for run in every),
+        "about": _about(plan, [run.get("about", plan.about) for run in every]),
+    } | plan.extra
+
+
+def _about(plan: Plan, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the whole, whose runs may have been made elsewhere: the versions and the machine are those of the runs."""
+    commits = dict.fromkeys(str(about["commit"]) for about in runs)
+    mixed = any(about["versions"] != runs[0]["versions"] for about in runs)
+    about = {"command": plan.about["command"], "commit": ", ".join(commits), "versions": runs[0]["versions"]}
+    return about | ({"mixed": True} if mixed else {})
 
 
 def _score(name: str, runs: list[dict[str, Any]], others: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -120,6 +120,33 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert before == after
 
 
+def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
+    """Made anywhere: it needs no data and no model, and says where the runs were made."""
+    flags = ["--budget_steps", "2", "--settings", '{"mft": {"seeds": [0, 1]}}']
+    whole = run(tmp_path, *flags)
+    assert whole["missing"] == []
+    shutil.rmtree(tmp_path / "start")
+    for name in ("semi_offline-seed0", "mft-seed1"):
+        shutil.rmtree(tmp_path / "runs" / name)
+    result = tmp_path / "runs" / "mft-seed0" / "result.json"
+    made = json.loads(result.read_text())
+    made["about"] |= {"commit": "another"}
+    made["about"]["versions"] |= {"torch": "1.0"}
+    result.write_text(json.dumps(made))
+    part = run(tmp_path, *flags, "--only", "table")
+    assert part["missing"] == ["mft:1", "semi_offline:0"]
+    assert list(part["methods"]) == ["start", "mft"]
+    assert part["methods"]["mft"]["seeds"] == [0]
+    assert part["about"]["command"] == whole["about"]["command"]
+    assert part["about"]["commit"].endswith(", another")
+    assert part["about"]["mixed"]
+    assert "Not run: mft:1, semi_offline:0" in (tmp_path / "comparison.md").read_text()
+    assert not (tmp_path / "start").exists()
+    shutil.rmtree(tmp_path / "runs")
+    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "--only", "table"]) == 2
+    assert "no run of this comparison is done" in capsys.readouterr().err
+
+
 def test_one_method_with_several_settings(tmp_path):
     """METHOD@LABEL has METHOD's settings, and its own before them."""
     names = ["semi_offline@few", "semi_offline@many"]

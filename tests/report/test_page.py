@@ -129,3 +129,10 @@ def test_a_claim_about_what_was_not_compared(tmp_path, changes, part):
     (tmp_path / "one.json").write_text(json.dumps(comparison()))
     with pytest.raises(UserError, match=part):
         claims.judge(claim(**changes), tmp_path)
+
+
+def test_a_claim_about_a_run_that_is_missing_is_open(tmp_path):
+    (tmp_path / "one.json").write_text(json.dumps(comparison() | {"missing": ["brio:0", "mft:1"]}))
+    assert claims.judge(claim(worse="brio"), tmp_path) == ("–", "not tested yet")
+    assert claims.judge(claim(), tmp_path)[1] == "holds"  # of mft one seed is there
+    assert "Not run: brio:0, mft:1" in table.markdown(comparison() | {"missing": ["brio:0", "mft:1"]})

@@ -46,14 +46,18 @@ class CompareOptions:
         1, "Runs at a time, each a process; a budget in seconds is then planned by timing every method alone first."
     )
     only: str | None = option(
-        None, "METHOD:SEED, start:SEED or timing: do this and make no table, to spread the work over machines."
+        None, "METHOD:SEED, start:SEED or timing: do this and make no table; table: make one of what is done."
     )
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.comparison import START, Plan, compare, run_one, time_methods
+    from semioffline.comparison import START, Plan, compare, run_one, summarise, time_methods
 
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
+    made = about("compare", _without_only(argv))
+    table_only = argv != _without_only(argv) and "table" in argv
+    if table_only:  # of runs that may have been made on another machine
+        argv = [*argv, *_as_flags({"use_cpu": True, "bf16": False, "fp16": False, "cuda_graphs": False})]
     task = parse("compare", types, argv, {"task": "ads"})[0].load_task()
     defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
     defaults |= {"reward": [task.reward] if task.reward else None}
@@ -70,7 +74,7 @@ def run(argv: list[str]) -> None:
         flags = _as_flags(own | changes | {"method": name, "use_cpu": device == "cpu"})
         return parse("compare", types, [*argv, *flags], defaults)[3]
 
-    start, rows = prepare(data, model, options, settings, folder, console.print)
+    start, rows = (None, None) if table_only else prepare(data, model, options, settings, folder, console.print)
     source = data.source(args.seed)
     this = [sys.executable, "-m", "semioffline", "compare"]
     workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // options.jobs - 1))] if options.jobs > 1 else []
@@ -81,8 +85,8 @@ def run(argv: list[str]) -> None:
         steps={m: by_method[m]["steps"] for m in options.methods if "steps" in by_method[m]},
         rewards=options.reward,
         rows=rows,
-        dev=task.load(data.source(args.seed, data.eval_limit), "validation"),
-        test=task.load(source, "test"),
+        dev=None if table_only else task.load(data.source(args.seed, data.eval_limit), "validation"),
+        test=None if table_only else task.load(source, "test"),
         load=lambda: ModelOptions(str(start), model.device, model.dtype).load(share_prompt=args.share_prompt),
         settings=settings,
         budget_seconds=options.budget_seconds,
@@ -91,18 +95,18 @@ def run(argv: list[str]) -> None:
         keep=options.keep,
         jobs=options.jobs,
         command=lambda method, seed: [*this, *workers, *argv, "--only", f"{method}:{seed}"],
+        about=made,
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
-            "about": about("compare", argv),
         },
     )
     if options.only == "timing":
         return time_methods(plan, console.print, plan.methods)
-    if options.only is not None:
+    if options.only is not None and not table_only:
         return run_one(plan, *_one(options.only, plan))
-    _write(compare(plan, console.print), folder)
+    _write(summarise(plan) if table_only else compare(plan, console.print), folder)
     write_settings(folder, data, model, options, args)
 
 
@@ -164,9 +168,15 @@ def _made_with(data: DataOptions, options: CompareOptions) -> dict[str, Any]:
 def _one(only: str, plan: Any) -> tuple[str, int]:
     every = [f"{method}:{seed}" for method in plan.methods for seed in plan.seeds[method]]
     if only not in every:
-        raise unknown("run in --only", only, [*every, "timing"])
+        raise unknown("run in --only", only, [*every, "timing", "table"])
     method, _, seed = only.rpartition(":")
     return method, int(seed)
+
+
+def _without_only(argv: list[str]) -> list[str]:
+    """The command of the whole comparison."""
+    at = argv.index("--only") if "--only" in argv else len(argv)
+    return [*argv[:at], *argv[at + 2 :]]
 
 
 def _percent(metrics: list[str]) -> dict[str, bool]:

@@ -38,6 +38,9 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
         return "–", OPEN
     comparison = json.loads(path.read_text())
     methods, reference = comparison["methods"], comparison["reference"]
+    not_run = {run.rpartition(":")[0] for run in comparison.get("missing", [])} - methods.keys()
+    if not_run & {claim["better"], claim["worse"]}:
+        return "–", OPEN
     for name in ("better", "worse"):
         if claim[name] not in methods:
             raise UserError(f"{path} has no method '{claim[name]}' (it has: {', '.join(methods)})")

@@ -57,7 +57,13 @@ def score(metric: dict[str, Any], percent: bool, interval: bool = True) -> Cell:
 def markdown(comparison: dict[str, Any]) -> str:
     header, lines = rows(comparison)
     table = ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines]]
-    return "\n".join([*table, "", CAPTION.format(reference=comparison["reference"]), ""])
+    return "\n".join([*table, "", caption(comparison), ""])
+
+
+def caption(comparison: dict[str, Any]) -> str:
+    missing = comparison.get("missing")
+    left_out = f" Not run: {', '.join(missing)} (method:seed)." if missing else ""
+    return CAPTION.format(reference=comparison["reference"]) + left_out
 
 
 def about(result: dict[str, Any]) -> str:
@@ -67,6 +73,7 @@ def about(result: dict[str, Any]) -> str:
     where = ", ".join(versions["gpus"]) or f"{versions['cores']} CPU cores"
     seeds = {seed for method in result.get("methods", {}).values() for seed in method["seeds"]}
     parts = [f"commit {found['commit']}", where, packages]
+    parts += ["some runs on another machine or with other versions"] if found.get("mixed") else []
     parts += [f"seeds {', '.join(map(str, sorted(seeds)))}"] if seeds else []
     parts += [f"{result['wall_seconds'] / 60:.0f} minutes, all runs added"] if "wall_seconds" in result else []
     return f"`{found['command']}`\n\n{'; '.join(parts)}.\n"
@@ -74,7 +81,7 @@ def about(result: dict[str, Any]) -> str:
 
 def console(comparison: dict[str, Any]) -> Table:
     header, lines = rows(comparison)
-    table = Table(title=comparison["title"], caption=CAPTION.format(reference=comparison["reference"]))
+    table = Table(title=comparison["title"], caption=caption(comparison))
     for name in header:
         table.add_column(name, justify="left" if name == "method" else "right")
     for line in lines:
