@@ -7,23 +7,29 @@ Stopped and started again, it goes on where it was.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-COMPARISONS = {
-    # name: recipe, model, data, runs at a time
-    "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 5),
-    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 2),
-    "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3),
-    "e2e-rates": ("compare-e2e-rates", None, "e2e", 7),
-    "e2e-contexts": ("compare-e2e-contexts", None, "e2e", 6),
-    "e2e-variants": ("compare-e2e-variants", None, "e2e", 14),
+WEIGHTS = {f"semi_offline@weight-{weight}": {"rl_weight": weight} for weight in (0.3, 1, 3)}
+WEIGHTS |= {"semi_offline@weight-1-random-order": {"rl_weight": 1, "train_sampling_strategy": "random"}}
+TUNE = ["--methods", "semi_offline", *WEIGHTS, "--settings", json.dumps(WEIGHTS), "--seeds", "0"]
+TUNE += ["--start_steps", "0", "--budget_steps", "300", "--evaluations", "4"]
+COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
+    # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
+    "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 5, []),
+    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 2, []),
+    "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3, []),
+    "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
+    "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
+    "e2e-variants": ("compare-e2e-variants", "e2e-flan-t5", "e2e", 14, []),
+    "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, TUNE),
+    "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 3, TUNE),
+    "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, TUNE),
 }
-FOLLOWS = dict.fromkeys(("e2e-rates", "e2e-contexts", "e2e-variants"), "e2e-flan-t5")
-"""These have the start and the candidates of another one, and come after it."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
 PARTS = ("start", "timing", "runs")
@@ -36,14 +42,14 @@ def say(text: str) -> None:
 
 
 def command(args: argparse.Namespace, name: str, only: str | None) -> list[str]:
-    recipe, model, data, jobs = COMPARISONS[name]
+    recipe, model, data, jobs, more = COMPARISONS[name]
     words = ["--config", RECIPES / f"{recipe}.yaml", "--data_dir", args.data / data, "--output_dir", args.out / name]
-    if name in FOLLOWS:
-        first = args.out / FOLLOWS[name]
+    if model in COMPARISONS:
+        first = args.out / model
         words += ["--model", first / "start/model", "--train_file", first / "candidates/candidates.jsonl"]
     else:
-        words += ["--model", args.models / str(model)]
-    words += ["--jobs", jobs, *(["--only", only] if only else []), *args.more]
+        words += ["--model", args.models / model]
+    words += ["--jobs", jobs, *more, *(["--only", only] if only else []), *args.more]
     return [sys.executable, "-m", "semioffline", "compare", *map(str, words)]
 
 
@@ -58,6 +64,8 @@ def run(args: argparse.Namespace, names: list[str], only: str | None) -> None:
             say(f"{name}, {part}: exit code {code}")
             if code == 0:
                 return
+        if part == "runs":  # what there is
+            subprocess.run(command(args, name, "table"), stdout=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(max(len(names), 1)) as pool:
         list(pool.map(one, names))
@@ -73,14 +81,14 @@ def main() -> None:
     )
     args, args.more = parser.parse_known_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    first = [name for name in args.names if name not in FOLLOWS]
+    first = [name for name in args.names if COMPARISONS[name][1] not in COMPARISONS]
     if "start" in args.parts:
         run(args, first, "start:0")
     for name in first if "timing" in args.parts else ():
         run(args, [name], "timing")
     if "runs" in args.parts:
         run(args, first, None)
-        run(args, [name for name in args.names if name in FOLLOWS], None)
+        run(args, [name for name in args.names if name not in first], None)
 
 
 if __name__ == "__main__":

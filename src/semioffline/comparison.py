@@ -89,11 +89,21 @@ def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
         return summarise(plan)
     if plan.budget_steps is None:
         time_methods(plan, say, [method for method, _ in missing])
+    stop = threading.Event()
+
+    def one(run: tuple[str, int]) -> str | None:
+        problem = None if stop.is_set() else _start(plan, *run, say)
+        if problem and len(plan.missing()) == len(
+            missing
+        ):  # nothing has come to its end yet: the others would fail too
+            stop.set()
+        return problem
+
     with ThreadPoolExecutor(plan.jobs) as pool:
-        for problem in pool.map(lambda run: _start(plan, run[0], run[1], say), missing):
-            if problem:
-                pool.shutdown(cancel_futures=True)
-                raise UserError(problem)
+        problems = [problem for problem in pool.map(one, missing) if problem]
+    if problems:
+        more = f"; {len(problems) - 1} more failed" if len(problems) > 1 else ""
+        raise UserError(f"{problems[0]}{more}. What is done stays done: start again, or make a table with --only table")
     return summarise(plan)
 
 

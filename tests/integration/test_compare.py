@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from semioffline.cli import main
 from semioffline.cli.compare import OWN, CompareOptions
 from semioffline.cli.compare import _by_method as by_method
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
+from semioffline.comparison import Plan, compare
 from semioffline.config import SemiOfflineConfig
+from semioffline.errors import UserError
 from semioffline.evaluation import paired_p_value
 from semioffline.report import table
 
@@ -86,6 +90,39 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
     flags = ["--reward", f"{reward}:broken", "--budget_steps", "1", "--only", "semi_offline:0"]
     assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, *flags]) == 2
     assert "no network" in capsys.readouterr().err
+
+
+def _plan(folder: Path, broken: set[str]) -> Plan:
+    """Runs that only leave a result, or fail."""
+    script = (
+        "import pathlib, sys; sys.exit('out of memory') if sys.argv[2] else pathlib.Path(sys.argv[1]).write_text('')"
+    )
+
+    def command(method: str, seed: int) -> list[str]:
+        result = folder / "runs" / f"{method}-seed{seed}" / "result.json"
+        return [sys.executable, "-c", script, str(result), "broken" * (method in broken)]
+
+    methods = ["a", "b", "c", "d", "e"]
+    nothing: Any = None
+    return Plan(
+        folder, methods, {m: [0] for m in methods}, [], nothing, nothing, nothing, nothing, nothing, None, 1, jobs=2,
+        command=command,
+    )  # fmt: skip
+
+
+def test_one_run_that_fails_does_not_stop_the_others(tmp_path):
+    plan = _plan(tmp_path, {"c", "d"})
+    with pytest.raises(
+        UserError, match=r"^[cd], seed 0 ended with exit code 1: out of memory .*; 1 more failed. .*table"
+    ):
+        compare(plan, print)
+    assert plan.missing() == [("c", 0), ("d", 0)]
+
+
+def test_where_all_fail_not_all_are_tried(tmp_path):
+    with pytest.raises(UserError, match="a, seed 0 ended"):
+        compare(_plan(tmp_path, set("abcde")), print)
+    assert len(list((tmp_path / "runs").iterdir())) < 5
 
 
 def test_the_best_look_on_validation_is_tested(tmp_path):
