@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError
+from semioffline.report import samples
 from semioffline.report.table import score
 
 LEVEL, ERRORS = 0.05, 2.0
@@ -20,8 +21,8 @@ def markdown(result: dict[str, Any], folder: Path) -> str:
     """A row for each of result["claims"].
 
     A claim is that `better` has a higher `metric` than `worse`, or (with `share`) that the reference of the comparison
-    had the best reward of `worse` within that share of its seconds. `file` is the comparison, beside the page; `why` is
-    shown where a claim does not hold.
+    had the best reward of `worse` within that share of its seconds. `file` is the comparison, beside the page, or what
+    samples are like, for a claim about them at one `mask_rate`; `why` is shown where a claim does not hold.
     """
     lines = ["| claim | in the paper | here | figures | verdict |", "| --- | --- | --- | --- | --- |"]
     for claim in result["claims"]:
@@ -37,6 +38,8 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
     if not path.exists():
         return "–", OPEN
     comparison = json.loads(path.read_text())
+    if comparison.get("kind") == "samples":
+        return _in_samples(claim, comparison, path)
     methods, reference = comparison["methods"], comparison["reference"]
     not_run = {run.rpartition(":")[0] for run in comparison.get("missing", [])} - methods.keys()
     if not_run & {claim["better"], claim["worse"]}:
@@ -54,12 +57,28 @@ def _in_value(claim: dict[str, Any], comparison: dict[str, Any]) -> tuple[str, s
     percent = comparison["percent"].get(metric, False)
     better, worse = (comparison["methods"][claim[name]]["metrics"][metric] for name in ("better", "worse"))
     p = worse["p"] if better["p"] is None else better["p"]
-    said = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    figures = f"{score(better, percent)} against {score(worse, percent)}, {said}"
+    figures = f"{score(better, percent)} against {score(worse, percent)}, {_said(p)}"
     difference = better["mean"] - worse["mean"]
     if p >= LEVEL or abs(difference) <= ERRORS * _error(better["by_seed"], worse["by_seed"]):
         return figures, UNCLEAR
     return figures, HOLDS if difference > 0 else FAILS
+
+
+def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tuple[str, str]:
+    """`better` and `worse` are static targets there, `metric` what samples win over."""
+    found = [samples.row_of(result, claim[name], claim["mask_rate"]) for name in ("better", "worse")]
+    if None in found:
+        raise UserError(f"{path} does not have both '{claim['better']}' and '{claim['worse']}' at {claim['mask_rate']}")
+    better, worse = (row["wins"][claim["metric"]] for row in found if row)
+    p = worse["p"] if better["p"] is None else better["p"]
+    figures = f"{score(better, True)} % against {score(worse, True)} %, {_said(p)}"
+    if p >= LEVEL:
+        return figures, UNCLEAR
+    return figures, HOLDS if better["mean"] > worse["mean"] else FAILS
+
+
+def _said(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def _error(*groups: list[float]) -> float:

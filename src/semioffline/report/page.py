@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError, unknown
-from semioffline.report import bench, claims, table
+from semioffline.report import bench, claims, samples, table
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "comparison": lambda result, folder: f"{table.markdown(result)}\n{table.about(result)}",
     "rouge": lambda result, folder: f"{bench.rouge_markdown(result)}\n{table.about(result)}",
     "peer": lambda result, folder: f"{bench.peer_markdown(result)}\n{table.about(result)}",
+    "samples": lambda result, folder: f"{samples.markdown(result)}\n{table.about(result)}",
     "bench": lambda result, folder: f"{bench.markdown(result)}\n{table.about(result)}",
     "claims": claims.markdown,
 }

@@ -1,0 +1,42 @@
+"""What samples are like (benchmarks/samples.py), as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semioffline.report.table import score
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Win rates and rewards, then one sample for each static target and mask rate."""
+    head = ["static target", "p_m", "wins over the fill, %", "over the output, %", "reward", "of the fill"]
+    head += ["best of K", "repetition, %"]
+    lines, seen = [], []
+    for row in result["rows"]:
+        wins = [score(row["wins"][what], percent=True) for what in ("fill", "output")]
+        rewards = [f"{row[name]:.4f}" for name in ("reward", "fill_reward", "best_reward")]
+        name = [row["static_target"], f"{row['mask_rate']:g}"]
+        lines.append([*name, *wins, *rewards, f"{100 * row['repetition']:.2f}"])
+        example = row["examples"][0]
+        seen.append([*name, _plain(example["target"]), _plain(example["sample"]), f"{example['reward']:.3f}"])
+    about = (
+        f"{result['inputs']} inputs; the greedy outputs have a mean reward of {result['greedy']:.4f}. "
+        f"* differs from {result['rows'][0]['static_target']} at the same p_m (paired bootstrap, p < 0.05)."
+    )
+    shown = ["static target", "p_m", "of the first input, hidden", "the first sample", "reward"]
+    return "\n".join([*_table(head, lines), "", about, "", *_table(shown, seen), ""])
+
+
+def _table(head: list[str], lines: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
+
+
+def _plain(text: str) -> str:
+    """As code, so that nothing in it is Markdown; a bar would end the cell."""
+    return "`" + " ".join(text.split()).replace("|", "/").replace("`", "'") + "`"
+
+
+def row_of(result: dict[str, Any], static_target: str, mask_rate: float) -> dict[str, Any] | None:
+    """The row of one static target at one mask rate."""
+    same = (row for row in result["rows"] if (row["static_target"], row["mask_rate"]) == (static_target, mask_rate))
+    return next(same, None)
