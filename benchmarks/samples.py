@@ -2,11 +2,11 @@
 by static target and mask rate, and what they look like.
 
     semioffline candidates --model mft/model --task samsum --data_dir SAMSUM --limit 400 --output_dir candidates
-    python benchmarks/samples.py --model mft/model --rows candidates/candidates.jsonl --reward rouge --output samples.json
+    python benchmarks/samples.py --model mft/model --rows candidates/candidates.jsonl --reward rouge
 
---model is a model after M-FT; --rows has its candidates. A sample wins over the most likely fill if its reward is higher
-than with the most likely token at each of the same masks, and over the output if it is higher than that of the text that
-the model writes greedily. Means over samples, then over inputs, with a 95 % bootstrap interval over inputs.
+--model is a model after M-FT; --rows has its candidates. A sample wins over the most likely fill if its reward is
+higher than with the most likely token at each of the same masks, and over the output if it is higher than that of the
+text that the model writes greedily. Means over samples, then over inputs, with a 95 % bootstrap interval over inputs.
 """
 
 import argparse

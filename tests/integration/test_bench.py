@@ -2,16 +2,20 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from toy import build_rows, save_model
 
 from semioffline.bench.measure import METHODS, Clock, add_ratios
 from semioffline.bench.models import MODELS, SHAPES, Texts, build_policy, build_tokenizer, words
 from semioffline.cli import main
 from semioffline.data import Examples
+from semioffline.errors import UserError
+from semioffline.report import claims, page, samples
 from semioffline.report.page import fill
 
 QUICK = "--small --steps 2 --warmup 1 --window 1 --batch_size 2 --candidates 2 --on_policy_samples 2".split()
@@ -108,11 +112,46 @@ def test_the_clock_looks_at_windows_after_the_warmup() -> None:
 @pytest.fixture(scope="module")
 def peer() -> Any:
     """benchmarks/trl_grpo.py: what it does with its measurements needs no TRL."""
-    path = Path(__file__).parents[2] / "benchmarks" / "trl_grpo.py"
-    spec = importlib.util.spec_from_file_location("trl_grpo", path)
+    return load_benchmark("trl_grpo")
+
+
+def load_benchmark(name: str) -> Any:
+    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
+
+
+def test_what_samples_are_like(tmp_path: Path, monkeypatch) -> None:
+    """benchmarks/samples.py: with everything hidden the static target does not matter; K samples beat one at least."""
+    rows = build_rows(5).to_list()
+    for row in rows:
+        words = row["completion"].split()
+        row["candidates"] = [" ".join(words), " ".join(words[::-1])]
+        row["candidate_rewards"] = [0.5, 0.1]
+    path, output = tmp_path / "rows.jsonl", tmp_path / "samples.json"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = save_model(tmp_path / "model")
+    flags = ["--model", model, "--rows", path, "--reward", "click_rate", "--num_samples", "6", "--output", output]
+    monkeypatch.setattr(sys, "argv", ["samples.py", *map(str, flags), "--mask_rates", "0.5", "1", "--batch_size", "2"])
+    load_benchmark("samples").main()
+    result = json.loads(output.read_text())
+    assert result["inputs"] == 5
+    assert len(result["rows"]) == 8
+    hidden = [samples.row_of(result, target, 1.0) for target in ("worst", "best")]  # of equal length
+    assert [row["reward"] for row in hidden] == pytest.approx([hidden[0]["reward"]] * 2)
+    for row in result["rows"]:
+        assert row["best_reward"] >= row["reward"]
+        assert all(0 <= row["wins"][what]["mean"] <= 1 for what in ("fill", "output"))
+        assert row["examples"][0]["sample"]
+    text = page.RENDERERS["samples"](result, tmp_path)
+    assert text.count("| worst |") == 4
+    assert text.count("| best |") == 2
+    claim = {"claim": "", "file": output.name, "metric": "fill", "mask_rate": 1.0, "better": "worst", "worse": "best"}
+    assert claims.judge(claim, tmp_path)[1] == "unclear"
+    with pytest.raises(UserError, match="does not have both"):
+        claims.judge(claim | {"mask_rate": 0.7}, tmp_path)
 
 
 def curve(*points: tuple[float, float]) -> list[dict[str, float]]:

@@ -8,7 +8,7 @@ from semioffline.report.table import score
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Win rates and rewards, then one sample for each static target and mask rate."""
+    """Win rates and rewards, then one sample for each mask rate."""
     head = ["static target", "p_m", "wins over the fill, %", "over the output, %", "reward", "of the fill"]
     head += ["best of K", "repetition, %"]
     lines, seen = [], []
@@ -18,7 +18,8 @@ def markdown(result: dict[str, Any]) -> str:
         name = [row["static_target"], f"{row['mask_rate']:g}"]
         lines.append([*name, *wins, *rewards, f"{100 * row['repetition']:.2f}"])
         example = row["examples"][0]
-        seen.append([*name, _plain(example["target"]), _plain(example["sample"]), f"{example['reward']:.3f}"])
+        if row["static_target"] == result["rows"][0]["static_target"]:
+            seen.append([*name, _plain(example["target"]), _plain(example["sample"]), f"{example['reward']:.3f}"])
     about = (
         f"{result['inputs']} inputs; the greedy outputs have a mean reward of {result['greedy']:.4f}. "
         f"* differs from {result['rows'][0]['static_target']} at the same p_m (paired bootstrap, p < 0.05)."
