@@ -617,3 +617,22 @@ def test_an_adapter_whose_mask_row_is_frozen_is_warned_of(tiny_model, tiny_token
     with caplog.at_level(logging.WARNING):
         Policy(model, tokenizer)
     assert "the mask token's embedding is frozen" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["bart", "llama"])
+def test_what_each_loss_sends_back_is_watched(tiny_policy, tiny_batch, settings, kind):
+    """The norm of the gradient at the output map's input, rows of the MLE term and of the RL term apart; nothing of it
+    where nobody asked."""
+    policy = tiny_policy(kind).train()
+    batch, seen = tiny_batch(policy), []
+    head = policy.base.get_output_embeddings()
+    head.register_forward_pre_hook(lambda module, args: (args[0].retain_grad(), seen.append(args[0]))[1])
+    method, scorer = Method(settings(num_samples=4)), Scorer(policy, RewardSet("click_rate"))
+    watched: dict = {}
+    for policy.watched in (watched, None):
+        output = method.step(policy, batch, scorer, Randomness(0, 0))
+        sum(term.weight * term.total for term in output.terms).backward()
+    gradient, first = seen[0].grad[0], int(batch.target.keep_mask.sum())
+    assert watched.keys() == {"mle", "rl"}
+    assert watched["mle"].item() == pytest.approx(gradient[:first].square().sum().item())
+    assert watched["rl"].item() == pytest.approx(gradient[first:].square().sum().item())

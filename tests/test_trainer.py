@@ -47,7 +47,15 @@ def test_metrics_have_their_names(tmp_path: Path) -> None:
     for line in log:
         assert not set(LOGGED) - line.keys()
         assert line["cost/forward_passes"] == 1
+        assert line["grad/mle"] > 0
+        assert line["grad/rl"] > 0
         assert line["loss"] == pytest.approx(line["loss/mle"] + line["loss/rl"], rel=1e-5)
+
+
+def test_gradients_are_watched_at_logged_steps_only(tmp_path: Path) -> None:
+    trainer = train(tmp_path, max_steps=3, logging_steps=2)
+    assert [line.get("grad/rl") is not None for line in steps(tmp_path)] == [True]
+    assert trainer.policy.watched is None
 
 
 def test_sampled_completions_are_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

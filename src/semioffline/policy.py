@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -89,11 +90,15 @@ class Policy(Codec, nn.Module):
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
         self.value_head: nn.Linear | None = None
         self._selected: Tensor | None = None
+        self._chosen: Tensor | None = None
         self.adds = False
         """While embeddings are added to those of the tokens: a graph would not see them."""
         self.positions: Tensor | None = None
         """Of the tokens of several rows in one sequence of a decoder, while it runs."""
         self._states: Tensor | None = None
+        self.watched: dict[str, Tensor] | None = None
+        """Set to {} before a step, it has the square of the norm that each loss's gradient has at the states that the
+        output map sees, after its backward: "mle" and "rl"."""
         self._runner: Callable[..., Any] | None = None
         self.meter = Meter(base.get_decoder(), base.get_encoder() if self.is_encoder_decoder else None)
         base.get_decoder().register_forward_hook(self._cut)
@@ -204,6 +209,9 @@ class Policy(Codec, nn.Module):
         with self.meter.announce([row.purpose for row in rows], len(source.ids)):
             logits = self._run_seq2seq(source, rows) if self.is_encoder_decoder else self._run_causal(source, rows)
         sizes = [int(row.wanted.sum()) for row in rows]
+        if self.watched is not None and self._chosen is not None and self._chosen.requires_grad:
+            self._chosen.register_hook(partial(self._watch, self.watched, [row.purpose for row in rows], sizes))
+        self._chosen = None
         if not with_values:
             return list(logits.split(sizes))
         if self.value_head is None or self._states is None:
@@ -332,8 +340,15 @@ class Policy(Codec, nn.Module):
             states = output.last_hidden_state
             chosen = states.reshape(-1, states.shape[-1]).index_select(0, self._selected)
             output.last_hidden_state = chosen[None]
+            self._chosen = chosen
             self._states = None if self.value_head is None else chosen.detach()
         return output
+
+    @staticmethod
+    def _watch(watched: dict[str, Tensor], purposes: list[str], sizes: list[int], gradient: Tensor) -> None:
+        for purpose, part in zip(purposes, gradient.split(sizes), strict=True):
+            name = "mle" if purpose == "mle" else "rl"
+            watched[name] = part.float().square().sum() + watched.get(name, 0.0)
 
     def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Rows in one sequence: each starts at position 0."""

@@ -229,6 +229,7 @@ class SemiOfflineTrainer(Trainer):
         if not self.method.batch_on_host:
             batch = inputs.to(self.args.device, non_blocking=True)
         randomness = Randomness(self.args.seed, self.state.global_step)
+        self.policy.watched = {} if self._log_is_due() else None
         with self.compute_loss_context_manager(), self.policy.through(model):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             parts = self._parts(output, num_items_in_batch)
@@ -283,13 +284,19 @@ class SemiOfflineTrainer(Trainer):
         shares = self.args.world_size * self.current_gradient_accumulation_steps
         for name, value in (output.all_metrics() | {f"loss/{n}": part * shares for n, part in parts.items()}).items():
             self._metrics[name].append(value)
-        step = self.state.global_step + 1
-        every = self.state.logging_steps if self.args.logging_strategy == "steps" else 0
-        due = every and (step % every == 0 or (step == 1 and self.args.logging_first_step))
-        if due and output.completions is not None and self.accelerator.is_main_process:
+        for name, square in (self.policy.watched or {}).items():
+            self._metrics[f"grad/{name}"].append(square.sqrt())
+        if self._log_is_due() and output.completions is not None and self.accelerator.is_main_process:
+            step = self.state.global_step + 1
             write_completions(
                 Path(str(self.args.output_dir)), step, output.completions(), self.args.num_completions_to_print
             )
+
+    def _log_is_due(self) -> bool:
+        """After this step."""
+        step = self.state.global_step + 1
+        every = self.state.logging_steps if self.args.logging_strategy == "steps" else 0
+        return bool(every and (step % every == 0 or (step == 1 and self.args.logging_first_step)))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
