@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
         {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs", "updates"},
         {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool", "fast_decode"},
     ),
-    ({"data", "scoring", "reward_set", "device_rouge", "candidates", "methods", "limits"},),
+    ({"data", "scoring", "reward_set", "device_rouge", "candidates", "methods", "limits", "balance"},),
     ({"config", "trainer", "evaluation", "run_log"},),
     ({"comparison", "bench"},),
     ({"report", "cli", "__main__"},),

@@ -30,6 +30,10 @@ class SemiOfflineConfig(TrainingArguments):
     mask_rate: float = option(0.4, "p_m, the share of the static target's tokens that the model must decide.")
     mask_unit: str = option("token", "Hide single tokens or whole words: token | word.")
     rl_weight: float = option(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
+    rl_ratio: float | None = option(
+        None,
+        "Instead of rl_weight: as many times as large as the MLE gradient shall the RL gradient be in the first steps.",
+    )
     loss_scale: str = option(
         "token", "token: sum over samples, mean over hidden positions (the published lambda) | sequence: as printed."
     )
@@ -138,6 +142,10 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"top_k={self.top_k} must be 0 (all) or positive")
         if self.reward_timeout is not None and not self.reward_timeout > 0:
             problems.append(f"reward_timeout={self.reward_timeout} must be positive, in seconds")
+        if self.rl_ratio is not None and self.rl_ratio <= 0:
+            problems.append(f"rl_ratio={self.rl_ratio} must be positive")
+        if self.rl_ratio is not None and "+" in self.method:
+            problems.append(f"rl_ratio balances one method's RL term, not those of {self.method}: set rl_weight")
         if self.rl_weight < 0:
             problems.append(f"rl_weight={self.rl_weight} must not be negative")
         problems += self._variant_problems()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
+from semioffline.balance import Balance
 from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples, LikeLengths
 from semioffline.errors import UserError, unknown
@@ -103,6 +104,8 @@ class SemiOfflineTrainer(Trainer):
         self._check_metrics()
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
+        self.balance = None if args.rl_ratio is None else Balance(args.rl_ratio)
+        self._squares = torch.zeros(2)
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         self._staging: str | None = None
 
@@ -229,9 +232,11 @@ class SemiOfflineTrainer(Trainer):
         if not self.method.batch_on_host:
             batch = inputs.to(self.args.device, non_blocking=True)
         randomness = Randomness(self.args.seed, self.state.global_step)
-        self.policy.watched = {} if self._log_is_due() else None
+        measures = self.balance is not None and self.balance.measures
+        self.policy.watched = {} if measures or self._log_is_due() else None
         with self.compute_loss_context_manager(), self.policy.through(model):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
+            self._weigh(output)
             parts = self._parts(output, num_items_in_batch)
             loss = self._total(output, parts)
         self.policy.meter.add_inputs(len(batch))
@@ -242,7 +247,26 @@ class SemiOfflineTrainer(Trainer):
         loss = self._total(output, parts) if any(term.value for term in output.terms) else loss.detach()
         self._check_finite(seen, loss, batch)
         self._note(output, parts)
+        if measures:
+            self._measure()
         return loss * self.args.world_size
+
+    def _weigh(self, output: StepOutput) -> None:
+        """The RL term's weight is the balance's, where there is one."""
+        for term in output.terms:
+            if self.balance is not None and term.name == "rl":
+                term.weight = self.balance.weight
+                output.metrics = {**output.metrics, "rl_weight": term.weight}
+
+    def _measure(self) -> None:
+        """Tell the balance of the step, when all its micro-batches have been seen."""
+        watched = self.policy.watched or {}
+        nothing = torch.zeros((), device=self.args.device)
+        self._squares = self._squares.to(self.args.device)
+        self._squares += torch.stack([watched.get(name, nothing) for name in ("mle", "rl")])
+        if self.accelerator.sync_gradients and self.balance is not None:
+            self.balance.add(self.accelerator.reduce(self._squares, "sum"))
+            self._squares = torch.zeros_like(self._squares)
 
     def _parts(self, output: StepOutput, counts: Any, known: bool = False) -> dict[str, Tensor]:
         """The terms divided by the counts of the step. known: their values, without gradient; those that waited for
@@ -398,10 +422,14 @@ class SemiOfflineTrainer(Trainer):
         folder = output_dir or str(self.args.output_dir)
         self.policy.save(folder, state_dict)
         self.method.save(Path(folder))
+        if self.balance is not None:
+            self.balance.save(Path(folder))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, self.policy.model if model is None else model)
         self.method.load(Path(resume_from_checkpoint))
+        if self.balance is not None:
+            self.balance.load(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
