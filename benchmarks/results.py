@@ -14,8 +14,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-WEIGHTS = {f"semi_offline@weight-{weight}": {"rl_weight": weight} for weight in (0.3, 1, 3)}
-WEIGHTS |= {"semi_offline@weight-1-random-order": {"rl_weight": 1, "train_sampling_strategy": "random"}}
+WEIGHTS = {f"semi_offline@ratio-{ratio}": {"rl_ratio": ratio} for ratio in (0.3, 1, 3)}
+WEIGHTS |= {"semi_offline@ratio-1-random-order": {"rl_ratio": 1, "train_sampling_strategy": "random"}}
 TUNE = ["--methods", "semi_offline", *WEIGHTS, "--settings", json.dumps(WEIGHTS), "--seeds", "0"]
 TUNE += ["--start_steps", "0", "--budget_steps", "300", "--evaluations", "4"]
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {

@@ -63,6 +63,19 @@ def test_micro_batches_make_one_measurement(tmp_path: Path) -> None:
     assert split.balance.weight == pytest.approx(whole.balance.weight, rel=1e-3)
 
 
+def test_methods_without_a_reward_have_nothing_to_balance(tmp_path: Path) -> None:
+    trainer = train(tmp_path, method="mft", rl_ratio=1.0, max_steps=2, **SETTINGS)
+    assert trainer.balance is None
+    assert "rl_weight" not in lines(tmp_path)[-1]
+
+
+@pytest.mark.parametrize("method", ["avg", "self_critic", "actor_critic"])
+def test_other_methods_with_an_rl_term_are_balanced_too(method: str, tmp_path: Path) -> None:
+    train(tmp_path, method=method, rl_ratio=1.0, max_steps=4, max_completion_length=8, **SETTINGS)
+    log = lines(tmp_path)
+    assert 0.3 < log[-1]["grad/rl"] / log[-1]["grad/mle"] < 3.0
+
+
 @pytest.mark.parametrize("stopped", [4, STEPS + 2])
 def test_a_resumed_run_has_the_same_weight(stopped: int, tmp_path: Path) -> None:
     settings = SETTINGS | {"rl_ratio": 1.0, "save_strategy": "steps", "save_steps": stopped, "max_steps": stopped + 3}

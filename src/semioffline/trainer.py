@@ -104,7 +104,7 @@ class SemiOfflineTrainer(Trainer):
         self._check_metrics()
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
-        self.balance = None if args.rl_ratio is None else Balance(args.rl_ratio)
+        self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and self.method.needs_reward else None
         self._squares = torch.zeros(2)
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         self._staging: str | None = None
