@@ -1,7 +1,9 @@
 """The trunk as recorded graphs. A recorder for the CPU stands for CUDA's: as there, the activations of a module exist
 once, for all shapes, and backward is that of the last forward."""
 
+import gc
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from semioffline import graphs
+from semioffline import graphs, losses
+from semioffline.errors import UserError
 from semioffline.graphs import (
     GraphedForward,
     Recording,
@@ -50,7 +53,13 @@ def record(body: Any, tensors: list[torch.Tensor], pool: Any) -> Recording:
             if place is not None:
                 place.copy_(value)
 
-    return recorded(lambda: output.copy_(run().detach()), backward, inputs, output, gradient, parameters, found)
+    def forward() -> None:
+        for place in found:
+            if place is not None:  # a graph's gradients lie in memory that its forward uses
+                place.fill_(torch.nan)
+        output.copy_(run().detach())
+
+    return recorded(forward, backward, inputs, output, gradient, parameters, found)
 
 
 @pytest.fixture
@@ -289,6 +298,50 @@ def test_gradients_of_two_steps_add_up(graphed, tiny_policy, tiny_batch, setting
     assert_same(*([p.grad for p in model.parameters() if p.grad is not None] for model in (policy, plain)))
 
 
+def test_what_is_frozen_later_gets_no_gradient(graphed, tiny_batch, settings):
+    policy, stacks = graphed("llama")
+    batch, args = tiny_batch(policy), settings(num_samples=4)
+    first = policy.base.get_decoder().layers[0].mlp.up_proj.weight
+    assert gradients(policy, step(policy, batch, args, 0))
+    first.requires_grad_(False)
+    gradients(policy, step(policy, batch, args, 1))
+    assert first.grad is None
+    first.requires_grad_(True)
+    gradients(policy, step(policy, batch, args, 2))
+    assert first.grad is not None
+    assert len(stacks[0].graphs) == 2
+
+
+def test_hooks_on_parameters_are_refused():
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(UserError, match="hooks wait for them"):
+        graphs.record(layer, [torch.zeros(1, 2)], None)
+
+
+def test_a_step_leaves_nothing_behind(tiny_policy, tiny_batch, settings, monkeypatch):
+    """Its autograd graph goes when the last name for it goes, not when garbage is collected: a graph that is recorded
+    next must not meet it."""
+    alive: Any = weakref.WeakSet()  # what the nodes of RL terms hold on to
+    made = losses._Sum.__init__
+
+    def make(self: Any, *args: Any) -> None:
+        made(self, *args)
+        alive.add(self)
+
+    monkeypatch.setattr(losses._Sum, "__init__", make)
+    policy = tiny_policy("bart").train()
+    gc.disable()
+    try:
+        loss = step(policy, tiny_batch(policy), settings(num_samples=4), 0)
+        assert len(alive) == 1
+        loss.backward()
+        del loss
+        assert len(alive) == 0
+    finally:
+        gc.enable()
+
+
 # ---- clipping and the optimizer ----
 
 
@@ -364,3 +417,61 @@ def test_other_optimizers_step_as_they_do(graphed):
     replay_updates(policy, optimizer, accelerator)
     assert optimizer.step == before
     assert not vars(accelerator)
+
+
+def test_what_is_seen_once_makes_room_for_what_comes_again():
+    weight, kept, recordings = torch.nn.Parameter(torch.zeros(3)), [], []
+    update = ReplayedUpdate(lambda: None, [weight], record=lambda f: recordings.append(f) or f)
+    for _ in range(MOST_UPDATES + 3):
+        weight.grad = torch.ones(3)
+        kept.append(weight.grad)
+        update()
+    for _ in range(3):
+        update()
+    assert len(recordings) == 1
+
+
+@pytest.fixture
+def replaying():
+    """A linear layer, its fused AdamW, its updates, and the recordings that were made."""
+    layer, recordings = torch.nn.Linear(2, 2), []
+    layer.device, layer.stacks = torch.device("cpu"), list
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
+
+    def record(function: Any) -> Any:
+        recordings.append(function)
+        return function
+
+    return layer, optimizer, Updates(layer, optimizer, record=record), recordings
+
+
+def run_updates(layer: Any, updates: Any, number: int) -> None:
+    for _ in range(number):
+        layer.weight.grad, layer.bias.grad = torch.ones(2, 2), torch.ones(2)
+        updates.clip(None, 1.0)
+        updates.step()
+
+
+def test_moments_that_were_loaded_are_recorded_anew(replaying):
+    layer, optimizer, updates, recordings = replaying
+    run_updates(layer, updates, 3)
+    assert len(recordings) == 2  # clipping and the step
+    optimizer.load_state_dict(optimizer.state_dict())
+    run_updates(layer, updates, 3)
+    assert len(recordings) == 3
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    run_updates(layer, updates, 3)
+    assert len(recordings) == 4
+
+
+@pytest.mark.parametrize("change", ["unfused", "hook"])
+def test_steps_that_cannot_be_replayed_are_plain(replaying, change):
+    layer, optimizer, updates, recordings = replaying
+    if change == "unfused":  # as a checkpoint of another optimizer brings it
+        optimizer.param_groups[0]["fused"] = None
+    else:
+        optimizer.register_step_post_hook(lambda *args: None)
+    before = layer.weight.detach().clone()
+    run_updates(layer, updates, 3)
+    assert len(recordings) == 1  # clipping
+    assert not torch.equal(layer.weight, before)

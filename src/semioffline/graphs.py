@@ -7,6 +7,7 @@ head at the wanted positions, draws, losses, the optimizer) runs as it does othe
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -79,9 +80,6 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         recording: Recording = ctx.recording
         recording.gradient.copy_(gradient)
-        for parameter, own in recording.weights:
-            if parameter.grad is own:  # of an earlier backward, which this one adds to
-                parameter.grad = own.clone()
         recording.backward()
         for parameter, own in recording.weights:
             if parameter.grad is not None:
@@ -99,8 +97,13 @@ class _Graph(NamedTuple):
 
 def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
     """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module share."""
+    gc.collect()  # what an earlier step left of its autograd graph would be met in the recorded one
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     parameters = [parameter for parameter in body.parameters() if parameter.requires_grad]
+    if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
+        raise UserError(
+            "cuda_graphs sets gradients itself, but hooks wait for them (a layer-wise optimizer?): do without"
+        )
     wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     device = tensors[0].device.type
@@ -117,11 +120,11 @@ def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
                 differentiate(output, torch.empty_like(output))
                 del output
         torch.cuda.synchronize()
-        with torch.cuda.graph(forward, pool=pool):
+        with torch.cuda.graph(forward, pool=pool, capture_error_mode="thread_local"):
             output = body(*inputs)
         gradient = torch.empty_like(output)
         if wanted:
-            with torch.cuda.graph(backward, pool=pool):
+            with torch.cuda.graph(backward, pool=pool, capture_error_mode="thread_local"):
                 found = differentiate(output, gradient)
         else:
             found = ()
@@ -214,6 +217,7 @@ class GraphedForward:
         self.extra, self.blocked = extra, blocked
         self.plain = run or module.forward
         self._names = list(inspect.signature(module.forward).parameters)
+        self._parameters = list(module.parameters())
         self.graphs: dict[Any, _Graph] = {}
         self.weights: dict[nn.Parameter, None] = {}
         """Parameters that get their gradients from graphs."""
@@ -233,6 +237,11 @@ class GraphedForward:
         graph = None if self.busy else self._find(tensors, rest)
         if graph is None:
             return self.plain(**kwargs)
+        for parameter in self.weights:
+            if (
+                parameter.grad is not None
+            ):  # of a step before, which this one adds to: replayed, its place is used again
+                parameter.grad = parameter.grad.clone()
         hidden = graph.replay(*tensors.values())
         if hidden.requires_grad:
             self.busy = True
@@ -246,7 +255,8 @@ class GraphedForward:
 
     def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Graph | None:
         shapes = tuple((name, t.shape, t.dtype, t.requires_grad) for name, t in tensors.items())
-        key = (shapes, tuple(rest.items()), torch.is_autocast_enabled(self._device))
+        trained = tuple(parameter.requires_grad for parameter in self._parameters)
+        key = (shapes, tuple(rest.items()), torch.is_autocast_enabled(self._device), trained)
         if key not in self.graphs:
             if len(self.graphs) >= MOST:
                 if not self._warned:
@@ -264,7 +274,7 @@ class GraphedForward:
 
     @property
     def _device(self) -> str:
-        return next(self.module.parameters()).device.type
+        return self._parameters[0].device.type
 
 
 def compile_layers(policy: Any, **options: Any) -> None:

@@ -132,15 +132,22 @@ class Late:
 
     def __init__(self, factors: Callable[[], list[Tensor]], *inputs: Tensor, ready: bool = False):
         """ready: `factors` does not have to wait, so `total` has its value at once."""
-        self._factors = factors
-        self._inputs = [tensor.detach() for tensor in inputs]
-        self._known: tuple[Tensor, list[Tensor]] | None = None
-        self.total: Tensor = _LateSum.apply(self, ready, *inputs)  # type: ignore[assignment]
+        self._sum = _Sum(factors, [tensor.detach() for tensor in inputs])
+        self.total: Tensor = _LateSum.apply(self._sum, ready, *inputs)  # type: ignore[assignment]
 
     def value(self) -> Tensor:
-        return self._compute()[0]
+        return self._sum.compute()[0]
 
-    def _compute(self) -> tuple[Tensor, list[Tensor]]:
+
+class _Sum:
+    """What `total` remembers. It does not know of `total`: a circle would keep a step's graph until somebody collects
+    garbage, and a CUDA graph cannot be recorded beside it."""
+
+    def __init__(self, factors: Callable[[], list[Tensor]], inputs: list[Tensor]):
+        self._factors, self._inputs = factors, inputs
+        self._known: tuple[Tensor, list[Tensor]] | None = None
+
+    def compute(self) -> tuple[Tensor, list[Tensor]]:
         """The sum and the factors, in float32."""
         if self._known is None:
             with torch.no_grad():
@@ -153,15 +160,15 @@ class Late:
 
 class _LateSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, late: Late, ready: bool, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, late: _Sum, ready: bool, *inputs: Tensor) -> Tensor:
         ctx.late, ctx.types = late, [tensor.dtype for tensor in inputs]
         if ready:
-            return late.value().clone()
+            return late.compute()[0].clone()
         return torch.stack([tensor.sum(dtype=torch.float32) for tensor in inputs]).sum() * 0.0
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        _, factors = ctx.late._compute()
+        _, factors = ctx.late.compute()
         return None, None, *((scale * f).to(kind) for f, kind in zip(factors, ctx.types, strict=True))
 
 

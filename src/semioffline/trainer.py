@@ -81,6 +81,7 @@ class SemiOfflineTrainer(Trainer):
         if eval_dataset is None and args.eval_strategy != "no":
             raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
+        self._epochs = _Epochs()
         super().__init__(
             model=self.policy,
             args=args,
@@ -88,7 +89,7 @@ class SemiOfflineTrainer(Trainer):
             train_dataset=self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates),
             eval_dataset=self.prepare(eval_dataset, args),
             processing_class=self.policy.tokenizer,
-            callbacks=[*(callbacks or []), *_callbacks(args)],
+            callbacks=[*(callbacks or []), *_callbacks(args), self._epochs],
             optimizers=optimizers,
         )
         if self.method.needs_reward and reward_funcs is None:
@@ -128,7 +129,7 @@ class SemiOfflineTrainer(Trainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         made = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
-        if made and self.args.cuda_graphs and not self.args.fp16:
+        if made and self.args.cuda_graphs and self.accelerator.scaler is None:
             replay_updates(self.policy, optimizer, self.accelerator)
         return optimizer
 
@@ -299,7 +300,8 @@ class SemiOfflineTrainer(Trainer):
         examples = (train_dataset or self.train_dataset).examples
         lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return LikeLengths(lengths, together, self.args.seed)
+        self._epochs.sampler = LikeLengths(lengths, together, self.args.seed)
+        return self._epochs.sampler
 
     # ---- log ----
 
@@ -433,6 +435,16 @@ class SemiOfflineTrainer(Trainer):
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+
+class _Epochs(TrainerCallback):
+    """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
+
+    sampler: LikeLengths | None = None
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if self.sampler is not None:
+            self.sampler.set_epoch(int(state.epoch or 0))
 
 
 def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:

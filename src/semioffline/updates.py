@@ -42,11 +42,19 @@ class ReplayedUpdate:
     ):
         self.function, self.parameters = function, parameters
         self._record = record
-        self._known: dict[tuple[int, ...], Callable[[], Any] | None] = {}
+        self._known: dict[Any, Callable[[], Any] | None] = {}
 
-    def __call__(self) -> Any:
-        key = tuple(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters)
+    def forget(self) -> None:
+        """What was recorded reads tensors that are no longer there."""
+        self._known.clear()
+
+    def __call__(self, *settings: Any) -> Any:
+        """settings: what else a recording depends on."""
+        key = (*settings, *(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters))
         if key not in self._known:
+            if len(self._known) >= MOST_UPDATES:  # something that was seen once makes room
+                once = [old for old, replay in self._known.items() if replay is None]
+                self._known.pop(once[0], None) if once else None
             if len(self._known) < MOST_UPDATES:
                 self._known[key] = None  # recorded the next time: this one loads kernels, and makes AdamW's moments
             return self.function()
@@ -65,23 +73,29 @@ class Updates:
         self.rates = [torch.zeros((), device=policy.device) for _ in optimizer.param_groups]
         self._loose, self._recorded = self.parameters, 0
         self._places: dict[nn.Parameter, Tensor] = {}
-        self._clips: dict[float, ReplayedUpdate] = {}
+        self._clips: dict[tuple[float, float], ReplayedUpdate] = {}
         self._plain = optimizer.step
         self._step = ReplayedUpdate(self._run_step, self.parameters, **options)
+        optimizer.register_load_state_dict_post_hook(lambda optimizer: self._step.forget())  # it has other moments now
 
     def clip(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, whose parameters are known here."""
         self._settle()
-        if max_norm not in self._clips:
+        if (max_norm, norm_type) not in self._clips:
             clip = partial(nn.utils.clip_grad_norm_, self.parameters, max_norm, norm_type)
-            self._clips[max_norm] = ReplayedUpdate(clip, self.parameters, **self._options)
-        return self._clips[max_norm]().clone()
+            self._clips[max_norm, norm_type] = ReplayedUpdate(clip, self.parameters, **self._options)
+        return self._clips[max_norm, norm_type]().clone()
 
     def step(self) -> None:
+        groups = self.optimizer.param_groups
+        hooks = self.optimizer._optimizer_step_pre_hooks or self.optimizer._optimizer_step_post_hooks
+        if hooks or not all(group["fused"] for group in groups):  # a checkpoint may bring groups of another kind
+            self._plain()
+            return
         self._settle()
-        for rate, group in zip(self.rates, self.optimizer.param_groups, strict=True):
+        for rate, group in zip(self.rates, groups, strict=True):
             rate.fill_(group["lr"])
-        self._step()
+        self._step(*((group["weight_decay"], group["eps"], *group["betas"]) for group in groups))
 
     def _run_step(self) -> None:
         """With rates that a recorded step can read. The optimizer keeps its own: they go into checkpoints."""
@@ -103,8 +117,9 @@ class Updates:
             self._loose = [p for p in self.parameters if not any(p in weights for weights in recorded)]
         for p in self._loose:
             if p.grad is not None and p.grad is not self._places.get(p):
-                self._places[p] = place = self._places.get(p, torch.empty_like(p.grad))
-                p.grad = place.copy_(p.grad)
+                if p not in self._places:
+                    self._places[p] = torch.empty_like(p.grad)
+                p.grad = self._places[p].copy_(p.grad)
 
 
 def replay_updates(policy: Any, optimizer: Any, accelerator: Any) -> None:
