@@ -58,6 +58,16 @@ def test_gradients_are_watched_at_logged_steps_only(tmp_path: Path) -> None:
     assert trainer.policy.watched is None
 
 
+def test_the_sampler_of_like_lengths_is_told_its_epoch(tmp_path: Path) -> None:
+    """By the trainer itself: through the wrappers that several processes need, a resumed run would not tell it."""
+    trainer = train(tmp_path, max_steps=4, train_sampling_strategy="group_by_length")  # three steps an epoch
+    sampler = trainer._epochs.sampler
+    assert sampler.epoch == 1
+    trainer.state.epoch = 2.5
+    trainer._epochs.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+    assert sampler.epoch == 2
+
+
 def test_sampled_completions_are_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """At every log, one row for each sample of a micro-batch."""
     train(tmp_path, max_steps=4, logging_steps=2, num_completions_to_print=3)
