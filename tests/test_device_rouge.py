@@ -110,6 +110,22 @@ def test_many_references() -> None:
         assert torch.equal(values, expected(tokenizer, samples, references))
 
 
+def test_few_shapes_are_met_where_graphs_are_replayed() -> None:
+    """Inputs with 5 to 40 references of 8 to 40 words: each shape is recorded, which takes longer than a step."""
+    rng, tokenizer, shapes = random.Random(0), train("word-level"), set()
+
+    def keep_shapes(function: Any) -> Any:
+        return lambda *tensors: shapes.add(tuple(tensor.shape for tensor in tensors)) or torch.zeros(3, 6)
+
+    rouge, words = build(tokenizer, replay=keep_shapes), " ".join(CORPUS).split()
+    for _ in range(100):
+        references = [
+            [" ".join(rng.choices(words, k=rng.randint(8, 40))) for _ in range(rng.randint(5, 40))] for _ in range(3)
+        ]
+        rouge(make_samples(tokenizer, rng), references)
+    assert len(shapes) < 16
+
+
 def test_what_only_the_host_can_tell() -> None:
     """A word without end, or no reference."""
     tokenizer, rng = train("word-level"), random.Random(7)

@@ -33,9 +33,9 @@ BITS = 62
 """Of a number that are used: the words of a reference are bits in longest common subsequences."""
 LONGEST = 512
 """Letters of a word."""
-MULTIPLE = 32
-"""Sizes are multiples of this where graphs are replayed, the number of references of a quarter of it, and the length of
-references of half of BITS."""
+SMALLEST, FEWEST = 32, 8
+"""Where graphs are replayed, sizes are powers of two, at least these (the second: of the number of references), so that
+there are few; words of samples are a multiple of BITS, those of references of half of it."""
 MOST_READ = 1 << 16
 """Inputs whose references are remembered."""
 MOST_AT_ONCE = 1 << 26
@@ -191,7 +191,7 @@ class DeviceRouge:
         self.variants = list(variants)
         self.sizes = tuple(sorted({_size(variant) for variant in variants}))
         self._read = _Reader(self.sizes)
-        self.multiple = 1 if replay is None else MULTIPLE
+        self.rounds = replay is not None
         self._run = self._values if replay is None else replay(self._values)
         letters = [*letters, b""]  # the last are those of ids without a token: a model may have more of them
         parts = [line.split() for line in letters]
@@ -220,22 +220,25 @@ class DeviceRouge:
         if None in read:
             return None
         tables = [send(table, self.device) for table in self._lay_out(read)]
-        length = round_up(samples.text.ids.shape[1], self.multiple)
+        length = self._fit(samples.text.ids.shape[1])
         ids = widen(samples.ids_on(self.device), length, 0).clamp(max=len(self.parts) - 1)
         keep = send(widen(samples.text.keep_mask, length, False), self.device)
         return self._run(ids, keep, torch.empty(self._most_words(samples), device=self.device), *tables)
 
+    def _fit(self, size: int, smallest: int = SMALLEST) -> int:
+        return max(smallest, 1 << (size - 1).bit_length()) if self.rounds else size
+
     def _lay_out(self, read: Sequence[Any]) -> Iterator[Tensor]:
         """(B, Q) words of references, -1 where there is none; then, for each n, (B, U) n-grams and (B, Q, R) places."""
         many = max(len(lengths) for lengths, _ in read)
-        many = many if many == 1 else round_up(many, max(self.multiple // 4, 1))
+        many = many if many == 1 else self._fit(many, FEWEST)
         counts = _table([lengths for lengths, _ in read], many, -1)
         yield torch.from_numpy(counts)
         for n, grams in zip(self.sizes, zip(*(grams for _, grams in read), strict=True), strict=True):
-            size = round_up(max(len(own.known) for own in grams) + 1, self.multiple)
+            size = self._fit(max(len(own.known) for own in grams) + 1)
             own_counts = np.maximum(counts - n + 1, 0)
             longest = max(int(own_counts.max()), 1)
-            longest = longest if self.multiple == 1 else round_up(longest, BITS // 2)
+            longest = round_up(longest, BITS // 2) if self.rounds else longest
             places = np.full((len(grams), many, longest), size)  # nowhere
             places[np.arange(longest) < own_counts[:, :, None]] = np.concatenate([own.places for own in grams])
             known = _table([own.known for own in grams], size, np.iinfo(np.int64).max)
@@ -294,7 +297,8 @@ class DeviceRouge:
         text = samples.text
         shown = self.parts[np.minimum(text.ids.cpu().numpy(), len(self.parts) - 1)] * text.keep_mask.cpu().numpy()
         hidden = samples.hidden.cpu().numpy().reshape(-1, *shown.shape)
-        return round_up(max(int(np.where(hidden, self.most, shown).sum(-1).max()), 1), self.multiple)
+        most = max(int(np.where(hidden, self.most, shown).sum(-1).max()), 1)
+        return round_up(most, BITS) if self.rounds else most
 
 
 def _size(variant: str) -> int:
@@ -323,18 +327,19 @@ def _hits(found: Tensor, places: Tensor, size: int) -> Tensor:
 
 
 def _common(found: Tensor, places: Tensor, size: int) -> Tensor:
-    """(B, K, Q) lengths of longest common subsequences, bit-parallel (Hyyrö, 2004): a step for each word of the sample,
-    whose places in the reference are the bits of numbers, BITS in each; what one number carries goes to the next."""
-    batch, many, words = found.shape
-    number = places.shape[1]
+    """(B, K, Q) lengths of longest common subsequences, bit-parallel (Hyyrö, 2004): a step for each word of the
+    reference, whose places in the sample are the bits of numbers, BITS in each; what one number carries goes to the
+    next. (How many words a reference has is known, of a sample only how many it may have.)"""
+    batch, many, _ = found.shape
+    number, length = places.shape[1:]
     full = (1 << BITS) - 1
     bits = torch.arange(BITS, device=places.device)
-    at = found.reshape(batch, -1, 1).expand(-1, -1, number)
+    at = places.reshape(batch, 1, -1).expand(-1, many, -1)
     parts = []
-    for own in places.split(BITS, dim=2):
-        masks = own.new_zeros(batch, number, size + 1).scatter_add_(2, own, (1 << bits[: own.shape[2]]).expand_as(own))
+    for own in found.split(BITS, dim=2):
+        masks = own.new_zeros(batch, many, size + 1).scatter_add_(2, own, (1 << bits[: own.shape[2]]).expand_as(own))
         masks[..., size] = 0
-        parts.append(masks.transpose(1, 2).gather(1, at).view(batch, many, words, number).movedim(2, 0))  # (W, B, K, Q)
+        parts.append(masks.gather(2, at).view(batch, many, number, length).movedim(3, 0))  # (R, B, K, Q)
     rows = [torch.full_like(part[0], full) for part in parts]
     for matches in zip(*parts, strict=True):
         total: Any = 0
