@@ -18,6 +18,7 @@ from semioffline.graphs import (
     Recording,
     Replayed,
     forget_step,
+    record_call,
     recorded,
     use_cuda_graphs,
 )
@@ -25,7 +26,7 @@ from semioffline.methods.semi_offline import Method
 from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Row
-from semioffline.updates import MOST_UPDATES, ReplayedUpdate, Updates, record_update, replay_updates
+from semioffline.updates import MOST_UPDATES, ReplayedUpdate, Updates, replay_updates
 
 KINDS = ["bart", "t5", "llama", "gpt2"]
 
@@ -391,7 +392,7 @@ def test_updates_replayed_by_cuda_are_plain_updates(tiny_policy, tiny_batch, set
     use_cuda_graphs(policy)
     plain.always_masked = True
     batches, args = [tiny_batch(policy, size) for size in (2, 3)], settings(num_samples=4)
-    found, updates = updated(policy, batches, args, 8, record=record_update)
+    found, updates = updated(policy, batches, args, 8, record=record_call)
     expected, _ = updated(plain, batches, args, 8)
     assert found == pytest.approx(expected, rel=1e-2)
     assert_same(list(policy.parameters()), list(plain.parameters()))

@@ -8,9 +8,14 @@ comes from its own term, so that one backward tells both.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
+
+from semioffline.types import StepOutput
 
 STEPS = 10
 """In which it is measured."""
@@ -26,6 +31,8 @@ class Balance:
         self.ratio = ratio
         self.steps, self.mle, self.rl = 0, 0.0, 0.0
         """Steps that were measured, and their norms added: of the MLE term, and of the RL term at weight 1."""
+        self._squares: Any = 0.0
+        """Of the micro-batches of this step."""
 
     @property
     def measures(self) -> bool:
@@ -34,6 +41,23 @@ class Balance:
     @property
     def weight(self) -> float:
         return self.ratio * self.mle / self.rl if self.rl else FIRST
+
+    def weigh(self, output: StepOutput) -> None:
+        """Give the RL term its weight."""
+        for term in output.terms:
+            if term.name == "rl":
+                term.weight = self.weight
+                output.metrics = {**output.metrics, "rl_weight": term.weight}
+
+    def see(self, watched: Mapping[str, Tensor], device: torch.device) -> None:
+        """What the policy watched in one micro-batch."""
+        nothing = torch.zeros((), device=device)
+        self._squares = self._squares + torch.stack([watched.get(name, nothing) for name in ("mle", "rl")])
+
+    def end_step(self, add_up: Callable[[Tensor], Tensor]) -> None:
+        """add_up: over all processes."""
+        squares, self._squares = add_up(self._squares), 0.0
+        self.add(squares)
 
     def add(self, squares: Tensor) -> None:
         """squares: of the norms that a whole step had, MLE and RL, the latter with its weight."""

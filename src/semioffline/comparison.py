@@ -93,9 +93,7 @@ def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
 
     def one(run: tuple[str, int]) -> str | None:
         problem = None if stop.is_set() else _start(plan, *run, say)
-        if problem and len(plan.missing()) == len(
-            missing
-        ):  # nothing has come to its end yet: the others would fail too
+        if problem and plan.missing() == missing:  # nothing has come to its end yet: the others would fail too
             stop.set()
         return problem
 

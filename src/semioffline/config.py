@@ -31,8 +31,7 @@ class SemiOfflineConfig(TrainingArguments):
     mask_unit: str = option("token", "Hide single tokens or whole words: token | word.")
     rl_weight: float = option(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
     rl_ratio: float | None = option(
-        None,
-        "Instead of rl_weight: as many times as large as the MLE gradient shall the RL gradient be in the first steps.",
+        None, "Instead of rl_weight: how many times as large as the MLE gradient the RL gradient is to be at first."
     )
     loss_scale: str = option(
         "token", "token: sum over samples, mean over hidden positions (the published lambda) | sequence: as printed."

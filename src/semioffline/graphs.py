@@ -11,7 +11,7 @@ import gc
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -123,11 +123,10 @@ def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
         with torch.cuda.graph(forward, pool=pool, capture_error_mode="thread_local"):
             output = body(*inputs)
         gradient = torch.empty_like(output)
+        found: Any = ()
         if wanted:
             with torch.cuda.graph(backward, pool=pool, capture_error_mode="thread_local"):
                 found = differentiate(output, gradient)
-        else:
-            found = ()
     return recorded(forward.replay, backward.replay, inputs, output, gradient, parameters, found)
 
 
@@ -157,11 +156,16 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
             for _ in range(3):
                 function(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=shared_pool(), capture_error_mode="thread_local"):
-            output = function(*inputs)
+        return record_call(partial(function, *inputs))
 
-    def replay() -> Tensor:
+
+def record_call(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Record what a call does to tensors that stay where they are. Its kernels must have run before."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=shared_pool(), capture_error_mode="thread_local"):
+        output = function()
+
+    def replay() -> Any:
         graph.replay()
         return output
 
@@ -238,9 +242,7 @@ class GraphedForward:
         if graph is None:
             return self.plain(**kwargs)
         for parameter in self.weights:
-            if (
-                parameter.grad is not None
-            ):  # of a step before, which this one adds to: replayed, its place is used again
+            if parameter.grad is not None:  # of a step before, which this one adds to; its place is used again
                 parameter.grad = parameter.grad.clone()
         hidden = graph.replay(*tensors.values())
         if hidden.requires_grad:

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,6 @@ class SemiOfflineTrainer(Trainer):
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
         self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and self.method.needs_reward else None
-        self._squares = torch.zeros(2)
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         self._staging: str | None = None
 
@@ -233,11 +233,12 @@ class SemiOfflineTrainer(Trainer):
         if not self.method.batch_on_host:
             batch = inputs.to(self.args.device, non_blocking=True)
         randomness = Randomness(self.args.seed, self.state.global_step)
-        measures = self.balance is not None and self.balance.measures
-        self.policy.watched = {} if measures or self._log_is_due() else None
+        measured = self.balance if self.balance is not None and self.balance.measures else None
+        self.policy.watched = {} if measured is not None or self._log_is_due() else None
         with self.compute_loss_context_manager(), self.policy.through(model):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
-            self._weigh(output)
+            if self.balance is not None:
+                self.balance.weigh(output)
             parts = self._parts(output, num_items_in_batch)
             loss = self._total(output, parts)
         self.policy.meter.add_inputs(len(batch))
@@ -248,26 +249,11 @@ class SemiOfflineTrainer(Trainer):
         loss = self._total(output, parts) if any(term.value for term in output.terms) else loss.detach()
         self._check_finite(seen, loss, batch)
         self._note(output, parts)
-        if measures:
-            self._measure()
+        if measured is not None:
+            measured.see(self.policy.watched or {}, self.args.device)
+            if self.accelerator.sync_gradients:
+                measured.end_step(partial(self.accelerator.reduce, reduction="sum"))
         return loss * self.args.world_size
-
-    def _weigh(self, output: StepOutput) -> None:
-        """The RL term's weight is the balance's, where there is one."""
-        for term in output.terms:
-            if self.balance is not None and term.name == "rl":
-                term.weight = self.balance.weight
-                output.metrics = {**output.metrics, "rl_weight": term.weight}
-
-    def _measure(self) -> None:
-        """Tell the balance of the step, when all its micro-batches have been seen."""
-        watched = self.policy.watched or {}
-        nothing = torch.zeros((), device=self.args.device)
-        self._squares = self._squares.to(self.args.device)
-        self._squares += torch.stack([watched.get(name, nothing) for name in ("mle", "rl")])
-        if self.accelerator.sync_gradients and self.balance is not None:
-            self.balance.add(self.accelerator.reduce(self._squares, "sum"))
-            self._squares = torch.zeros_like(self._squares)
 
     def _parts(self, output: StepOutput, counts: Any, known: bool = False) -> dict[str, Tensor]:
         """The terms divided by the counts of the step. known: their values, without gradient; those that waited for

@@ -11,23 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semioffline.graphs import MOST, shared_pool
+from semioffline.graphs import MOST, record_call
 
 MOST_UPDATES = 2 * MOST
 """Sets of addresses that clipping, or the optimizer, is recorded for."""
-
-
-def record_update(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Record what changes tensors in place."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=shared_pool(), capture_error_mode="thread_local"):
-        output = function()
-
-    def replay() -> Any:
-        graph.replay()
-        return output
-
-    return replay
 
 
 class ReplayedUpdate:
@@ -38,7 +25,7 @@ class ReplayedUpdate:
         self,
         function: Callable[[], Any],
         parameters: Sequence[nn.Parameter],
-        record: Callable[[Callable[[], Any]], Callable[[], Any]] = record_update,
+        record: Callable[[Callable[[], Any]], Callable[[], Any]] = record_call,
     ):
         self.function, self.parameters = function, parameters
         self._record = record
@@ -53,8 +40,8 @@ class ReplayedUpdate:
         key = (*settings, *(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters))
         if key not in self._known:
             if len(self._known) >= MOST_UPDATES:  # something that was seen once makes room
-                once = [old for old, replay in self._known.items() if replay is None]
-                self._known.pop(once[0], None) if once else None
+                for old in [old for old, replay in self._known.items() if replay is None][:1]:
+                    del self._known[old]
             if len(self._known) < MOST_UPDATES:
                 self._known[key] = None  # recorded the next time: this one loads kernels, and makes AdamW's moments
             return self.function()

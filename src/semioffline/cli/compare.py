@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -54,8 +55,8 @@ def run(argv: list[str]) -> None:
     from semioffline.comparison import START, Plan, compare, run_one, summarise, time_methods
 
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
-    made = about("compare", _without_only(argv))
-    table_only = argv != _without_only(argv) and "table" in argv
+    whole, only = _split_only(argv)
+    table_only = only == "table"
     if table_only:  # of runs that may have been made on another machine
         argv = [*argv, *_as_flags({"use_cpu": True, "bf16": False, "fp16": False, "cuda_graphs": False})]
     task = parse("compare", types, argv, {"task": "ads"})[0].load_task()
@@ -95,7 +96,7 @@ def run(argv: list[str]) -> None:
         keep=options.keep,
         jobs=options.jobs,
         command=lambda method, seed: [*this, *workers, *argv, "--only", f"{method}:{seed}"],
-        about=made,
+        about=about("compare", whole),
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
@@ -173,10 +174,13 @@ def _one(only: str, plan: Any) -> tuple[str, int]:
     return method, int(seed)
 
 
-def _without_only(argv: list[str]) -> list[str]:
-    """The command of the whole comparison."""
-    at = argv.index("--only") if "--only" in argv else len(argv)
-    return [*argv[:at], *argv[at + 2 :]]
+def _split_only(argv: list[str]) -> tuple[list[str], str | None]:
+    """The command of the whole comparison, and what --only says: before anything else is read, because a table needs no
+    GPU whatever the settings ask for."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--only")
+    found, whole = parser.parse_known_args(argv)
+    return whole, found.only
 
 
 def _percent(metrics: list[str]) -> dict[str, bool]:

@@ -56,12 +56,7 @@ def _in_value(claim: dict[str, Any], comparison: dict[str, Any]) -> tuple[str, s
     metric = claim["metric"]
     percent = comparison["percent"].get(metric, False)
     better, worse = (comparison["methods"][claim[name]]["metrics"][metric] for name in ("better", "worse"))
-    p = worse["p"] if better["p"] is None else better["p"]
-    figures = f"{score(better, percent)} against {score(worse, percent)}, {_said(p)}"
-    difference = better["mean"] - worse["mean"]
-    if p >= LEVEL or abs(difference) <= ERRORS * _error(better["by_seed"], worse["by_seed"]):
-        return figures, UNCLEAR
-    return figures, HOLDS if difference > 0 else FAILS
+    return _compared(better, worse, percent)
 
 
 def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tuple[str, str]:
@@ -70,15 +65,18 @@ def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tu
     if None in found:
         raise UserError(f"{path} does not have both '{claim['better']}' and '{claim['worse']}' at {claim['mask_rate']}")
     better, worse = (row["wins"][claim["metric"]] for row in found if row)
+    return _compared(better, worse, percent=True, unit=" %")
+
+
+def _compared(better: dict[str, Any], worse: dict[str, Any], percent: bool, unit: str = "") -> tuple[str, str]:
+    """Two scores, one of which was tested against the other."""
     p = worse["p"] if better["p"] is None else better["p"]
-    figures = f"{score(better, True)} % against {score(worse, True)} %, {_said(p)}"
-    if p >= LEVEL:
+    said = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    figures = f"{score(better, percent)}{unit} against {score(worse, percent)}{unit}, {said}"
+    difference = better["mean"] - worse["mean"]
+    if p >= LEVEL or abs(difference) <= ERRORS * _error(better.get("by_seed", []), worse.get("by_seed", [])):
         return figures, UNCLEAR
-    return figures, HOLDS if better["mean"] > worse["mean"] else FAILS
-
-
-def _said(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return figures, HOLDS if difference > 0 else FAILS
 
 
 def _error(*groups: list[float]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from semioffline.report.table import score
+from semioffline.report.table import as_lines, score
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -25,11 +25,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"* differs from {result['rows'][0]['static_target']} at the same p_m (paired bootstrap, p < 0.05)."
     )
     shown = ["static target", "p_m", "of the first input, hidden", "the first sample", "reward"]
-    return "\n".join([*_table(head, lines), "", about, "", *_table(shown, seen), ""])
-
-
-def _table(head: list[str], lines: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
+    return "\n".join([*as_lines(head, lines), "", about, "", *as_lines(shown, seen), ""])
 
 
 def _plain(text: str) -> str:

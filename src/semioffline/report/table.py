@@ -55,9 +55,12 @@ def score(metric: dict[str, Any], percent: bool, interval: bool = True) -> Cell:
 
 
 def markdown(comparison: dict[str, Any]) -> str:
-    header, lines = rows(comparison)
-    table = ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines]]
-    return "\n".join([*table, "", caption(comparison), ""])
+    return "\n".join([*as_lines(*rows(comparison)), "", caption(comparison), ""])
+
+
+def as_lines(header: list[str], lines: list[list[Cell]]) -> list[str]:
+    """A table in Markdown."""
+    return ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines]]
 
 
 def caption(comparison: dict[str, Any]) -> str:
