@@ -14,21 +14,28 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-WEIGHTS = {f"semi_offline@ratio-{ratio}": {"rl_ratio": ratio} for ratio in (0.3, 1, 3)}
-WEIGHTS |= {"semi_offline@ratio-1-random-order": {"rl_ratio": 1, "train_sampling_strategy": "random"}}
-TUNE = ["--methods", "semi_offline", *WEIGHTS, "--settings", json.dumps(WEIGHTS), "--seeds", "0"]
-TUNE += ["--start_steps", "0", "--budget_steps", "300", "--evaluations", "4"]
+
+def tune(rate: float) -> list[str]:
+    """How large the RL loss is beside the MLE loss, and the learning rate: flags for a comparison of both."""
+    settings: dict[str, dict[str, float]] = {f"ratio-{ratio}": {"rl_ratio": ratio} for ratio in (1, 3)}
+    settings |= {f"{name}-faster": own | {"learning_rate": 2.5 * rate} for name, own in settings.items()}
+    settings["ratio-1-faster-batch-32"] = settings["ratio-1-faster"] | {"per_device_train_batch_size": 32}
+    own = {f"semi_offline@{name}": values for name, values in settings.items()}
+    words = ["--methods", "semi_offline", *own, "--settings", json.dumps(own), "--seeds", "0"]
+    return [*words, "--start_steps", "0", "--budget_steps", "400", "--evaluations", "4"]
+
+
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 5, []),
-    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 2, []),
+    "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 4, []),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3, []),
     "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
     "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
     "e2e-variants": ("compare-e2e-variants", "e2e-flan-t5", "e2e", 14, []),
-    "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, TUNE),
-    "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 3, TUNE),
-    "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, TUNE),
+    "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
+    "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, tune(2e-5)),
+    "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()

@@ -39,6 +39,7 @@ from semioffline.model_setup import (
     mask_row_trains,
     takes_block_mask,
 )
+from semioffline.replayed_steps import can_replay, replayed_steps
 from semioffline.types import Row, Text, send
 
 logger = logging.getLogger(__name__)
@@ -381,15 +382,22 @@ class Policy(Codec, nn.Module):
 
     def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding) -> Tensor:
         suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
-        return self.model.generate(
-            input_ids=ids,
-            attention_mask=keep.long(),
-            suppress_tokens=sorted(suppressed),
-            pad_token_id=self.pad_id,
-            eos_token_id=ends,
-            use_cache=True,
-            **decoding.generate_kwargs(),
-        )
+        settings = decoding.generate_kwargs()
+        steps: Any = nullcontext()
+        if can_replay(self.base, decoding.num_beams):
+            settings |= {"cache_implementation": "static", "disable_compile": True}
+            vars(self.base).pop("_previous_max_cache_length", None)  # the longest so far would be the size for ever
+            steps = replayed_steps(self.base.get_decoder())
+        with steps:
+            return self.model.generate(
+                input_ids=ids,
+                attention_mask=keep.long(),
+                suppress_tokens=sorted(suppressed),
+                pad_token_id=self.pad_id,
+                eos_token_id=ends,
+                use_cache=True,
+                **settings,
+            )
 
 
 def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:

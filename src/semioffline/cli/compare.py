@@ -245,7 +245,8 @@ def _with_candidates(
     if options.candidate_rows is not None:
         rows = rows.shuffle(seed=args.seed).select(range(min(options.candidate_rows, len(rows))))
     device = model.checked_device()
-    policy = ModelOptions(str(start), model.device, model.dtype).load().to(device)
+    dtype = "bfloat16" if args.bf16 else model.dtype  # as outputs are decoded while training
+    policy = ModelOptions(str(start), model.device, dtype).load().to(device)
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     decoding = Decoding(
