@@ -93,7 +93,9 @@ class SemiOfflineConfig(TrainingArguments):
     disable_dropout: bool = option(False, "Set every dropout probability to 0.")
     share_prompt: bool = option(True, "Compute the source's part of the decoder once for all rows of an input.")
     pad_to_multiple_of: int = option(1, "Pad texts to a multiple of this many tokens: few shapes for torch_compile.")
-    cuda_graphs: bool = option(False, "Replay the model's passes as CUDA graphs; with pad_to_multiple_of.")
+    cuda_graphs: bool = option(
+        False, "Replay the model's passes, and its decoding, as CUDA graphs; with pad_to_multiple_of."
+    )
     # Evaluation by generation
     eval_metrics: list[str] = option(["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.")
     num_beams: int = option(1, "Beams in evaluation; 1 is greedy.")

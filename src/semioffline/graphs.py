@@ -292,7 +292,7 @@ def compile_layers(policy: Any, **options: Any) -> None:
 
 
 def use_cuda_graphs(policy: Any) -> None:
-    """Replay the passes of a policy's encoder and decoder."""
+    """Replay the passes of a policy's encoder and decoder, and the steps of its decoding."""
 
     def at_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
         """With the positions among the arguments: a graph must know every tensor that it reads."""
@@ -306,7 +306,7 @@ def use_cuda_graphs(policy: Any) -> None:
     def extra() -> dict[str, Tensor]:
         return {} if policy.positions is None else {"positions": policy.positions}
 
-    policy.always_masked = True
+    policy.always_masked = policy.replays_decoding = True
     policy.fixed = list(policy.parameters())
     for stack in policy.stacks():
         dropped = getattr(stack, "layerdrop", 0.0)

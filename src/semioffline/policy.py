@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from semioffline.codec import Codec, Encoded
 from semioffline.cost import Meter
 from semioffline.decoding import Decoding
+from semioffline.errors import UserError
 from semioffline.layout import (
     Layout,
     block_mask,
@@ -39,7 +40,7 @@ from semioffline.model_setup import (
     mask_row_trains,
     takes_block_mask,
 )
-from semioffline.replayed_steps import can_replay, replayed_steps
+from semioffline.replayed_steps import replayed_steps, static_cache
 from semioffline.types import Row, Text, send
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ class Policy(Codec, nn.Module):
         """Give the model every mask, also where it could do without: it must not choose while a graph is recorded."""
         self.fixed: list[nn.Parameter] | None = None
         """All parameters, once they cannot be replaced any more: graphs were made of them."""
+        self.replays_decoding = False
+        """Record a token's step when texts are generated, and replay it for the others: on a CUDA device."""
         self.pad_multiple = 1
         """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
@@ -359,6 +362,11 @@ class Policy(Codec, nn.Module):
 
     # ---- generation ----
 
+    def replay_decoding(self) -> None:
+        if self.device.type != "cuda":
+            raise UserError(f"cuda_graphs needs a CUDA device, not {self.device}")
+        self.replays_decoding = True
+
     @torch.no_grad()
     def generate(self, source: Text, decoding: Decoding, keep_end: bool = False) -> list[list[int]]:
         """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it)."""
@@ -384,9 +392,8 @@ class Policy(Codec, nn.Module):
         suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
         settings = decoding.generate_kwargs()
         steps: Any = nullcontext()
-        if can_replay(self.base, decoding.num_beams):
-            settings |= {"cache_implementation": "static", "disable_compile": True}
-            vars(self.base).pop("_previous_max_cache_length", None)  # the longest so far would be the size for ever
+        if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
+            settings |= static_cache(self.base, keep, decoding.max_new_tokens)
             steps = replayed_steps(self.base.get_decoder())
         with steps:
             return self.model.generate(

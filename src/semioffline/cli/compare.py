@@ -247,6 +247,8 @@ def _with_candidates(
     device = model.checked_device()
     dtype = "bfloat16" if args.bf16 else model.dtype  # as outputs are decoded while training
     policy = ModelOptions(str(start), model.device, dtype).load().to(device)
+    if args.cuda_graphs:
+        policy.replay_decoding()
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     decoding = Decoding(

@@ -26,6 +26,7 @@ class EvaluateOptions:
     length_penalty: float = option(1.0, "Exponent on the length in beam search.")
     no_repeat_ngram_size: int = option(0, "Never repeat an n-gram of this size; 0 means free.")
     min_new_tokens: int = option(0, "Shortest output in tokens.")
+    cuda_graphs: bool = option(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
     seed: int = option(0, "Seed of the bootstrap and of synthetic tasks.")
 
 
@@ -40,6 +41,8 @@ def run(argv: list[str]) -> None:
     rows = task.load(data.source(options.seed), options.split)
     folder = open_folder(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
     policy = model.load().to(device)
+    if options.cuda_graphs:
+        policy.replay_decoding()
     lengths = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens")
     shared = (*lengths, "num_beams", "length_penalty", "no_repeat_ngram_size")
     args = SemiOfflineConfig(
