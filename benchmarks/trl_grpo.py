@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def train_ours(args: argparse.Namespace, rows: Any, folder: str) -> tuple[Any, A
         **common(args, folder),
         method="semi_offline",
         num_samples=args.samples,
-        rl_weight=args.rl_weight,
+        rl_ratio=args.rl_ratio,
         per_device_train_batch_size=args.prompts,
         max_prompt_length=args.max_prompt_length,
         log_completions=False,
@@ -176,7 +177,13 @@ def run(name: str, args: argparse.Namespace, rows: list[dict[str, Any]], dev: li
     with tempfile.TemporaryDirectory() as folder:
         make = train_ours if name == "semi_offline" else lambda *given: train_trl(name, *given)
         trainer, model, tokenizer = make(args, Dataset.from_list(rows), folder)
-        clock = Clock(args, lambda: greedy_reward(model, tokenizer, dev, args))
+        paused = trainer.policy.meter.paused if name == "semi_offline" else nullcontext
+
+        def measure() -> float:
+            with paused():
+                return greedy_reward(model, tokenizer, dev, args)
+
+        clock = Clock(args, measure)
         trainer.add_callback(clock)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -232,7 +239,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=16, help="in one step")
     parser.add_argument("--generations", type=int, default=8, help="samples of one prompt, TRL")
     parser.add_argument("--samples", type=int, default=64, help="samples of one prompt, ours")
-    parser.add_argument("--rl-weight", type=float, default=5.0)
+    parser.add_argument("--rl-ratio", type=float, default=1.0, help="ours: of the RL gradient to the MLE gradient")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--max-prompt-length", type=int, default=384)
     parser.add_argument("--max-completion-length", type=int, default=64)
