@@ -72,6 +72,7 @@ def graphed(tiny_policy, monkeypatch):
         monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (None, dict, bool, record))
         policy = tiny_policy(kind).train()
         use_cuda_graphs(policy)
+        policy.replays_decoding = False  # with a recorder of its own, for CUDA
         return policy, [stack.forward for stack in policy.stacks()]
 
     return build
@@ -476,3 +477,13 @@ def test_steps_that_cannot_be_replayed_are_plain(replaying, change):
     run_updates(layer, updates, 3)
     assert len(recordings) == 1  # clipping
     assert not torch.equal(layer.weight, before)
+
+
+@pytest.mark.gpu
+def test_functions_are_recorded_again_when_all_earlier_ones_are_gone():
+    """As with a second trainer in one process."""
+    for number in range(3):
+        function = Replayed(lambda tensor, added=number: tensor + added)
+        assert function(torch.ones(2, device="cuda")).tolist() == [1 + number] * 2
+        del function
+        gc.collect()

@@ -159,10 +159,13 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
         return record_call(partial(function, *inputs))
 
 
-def record_call(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Record what a call does to tensors that stay where they are. Its kernels must have run before."""
+def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[], Any]:
+    """Record what a call does to tensors that stay where they are. Its kernels must have run before.
+
+    alone: with memory of its own, which is given back with the graph."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=shared_pool(), capture_error_mode="thread_local"):
+    pool = None if alone else shared_memory()[0]
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = function()
 
     def replay() -> Any:
@@ -173,9 +176,14 @@ def record_call(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 @cache
-def shared_pool() -> Any:
-    """Memory of the functions without gradient: one replays after the other, and what they return is copied."""
-    return torch.cuda.graph_pool_handle()
+def shared_memory() -> tuple[Any, Any]:
+    """Memory of the functions without gradient: one replays after the other, and what they return is copied. And a
+    graph that holds it: memory that no graph holds any more cannot be recorded to again."""
+    pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    place = torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        place.add_(1)
+    return pool, graph
 
 
 class Replayed:

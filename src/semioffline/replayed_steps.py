@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,8 +43,12 @@ def static_cache(model: Any, keep: Tensor, max_new_tokens: int) -> dict[str, Any
     return never | {"past_key_values": EncoderDecoderCache(*caches), "decoder_attention_mask": mask}
 
 
+Recorder = Callable[[Callable[[], Any]], Callable[[], Any]]
+record_alone: Recorder = partial(record_call, alone=True)
+
+
 @contextmanager
-def replayed_steps(decoder: nn.Module, record: Callable[..., Callable[[], Any]] = record_call) -> Iterator[None]:
+def replayed_steps(decoder: nn.Module, record: Recorder = record_alone) -> Iterator[None]:
     """While one batch of texts is generated with a static cache."""
     own = vars(decoder).get("forward")
     decoder.forward = ReplayedSteps(decoder, record)  # type: ignore[method-assign]
@@ -59,7 +64,7 @@ def replayed_steps(decoder: nn.Module, record: Callable[..., Callable[[], Any]] 
 class ReplayedSteps:
     """Stands for the decoder's forward: the prompt and the first tokens run plainly, then a step is recorded."""
 
-    def __init__(self, decoder: nn.Module, record: Callable[..., Callable[[], Any]]):
+    def __init__(self, decoder: nn.Module, record: Recorder):
         self.plain, self._record = decoder.forward, record
         self._names = list(inspect.signature(type(decoder).forward).parameters)[1:]
         self._steps = 0
