@@ -13,18 +13,42 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 
-def tune(rate: float) -> list[str]:
-    """How large the RL loss is beside the MLE loss, and the learning rate: flags for a comparison of both."""
-    settings: dict[str, dict[str, float]] = {f"ratio-{ratio}": {"rl_ratio": ratio} for ratio in (1, 3)}
-    settings |= {f"{name}-faster": own | {"learning_rate": 2.5 * rate} for name, own in settings.items()}
-    settings["ratio-1-faster-batch-32"] = settings["ratio-1-faster"] | {"per_device_train_batch_size": 32}
+def variants(settings: dict[str, dict[str, Any]]) -> list[str]:
+    """Flags for semi_offline with each of these settings beside itself, for as many steps, from the start of another
+    comparison."""
     own = {f"semi_offline@{name}": values for name, values in settings.items()}
     words = ["--methods", "semi_offline", *own, "--settings", json.dumps(own), "--seeds", "0"]
     return [*words, "--start_steps", "0", "--budget_steps", "400", "--evaluations", "4"]
 
 
+def tune(rate: float) -> list[str]:
+    """How large the RL loss is beside the MLE loss, and the learning rate."""
+    settings: dict[str, dict[str, Any]] = {f"ratio-{ratio}": {"rl_ratio": ratio} for ratio in (1, 3)}
+    settings |= {f"{name}-faster": own | {"learning_rate": 2.5 * rate} for name, own in settings.items()}
+    return variants(
+        settings | {"ratio-1-faster-batch-32": settings["ratio-1-faster"] | {"per_device_train_batch_size": 32}}
+    )
+
+
+BEYOND: dict[str, dict[str, Any]] = {
+    "ratio-3": {"rl_ratio": 3},
+    "weight-30": {"rl_weight": 30},
+    "mask-0.2": {"mask_rate": 0.2},
+    "mask-0.6": {"mask_rate": 0.6},
+    "mixed": {"mask_pattern": "mixed"},
+    "suffix": {"mask_pattern": "suffix"},
+    "complementary": {"mask_pattern": "complementary"},
+    "masked-mle": {"mle_mask_share": 1.0},
+    "standardised": {"scale_rewards": True, "rl_weight": 1},
+    "data-plus": {"static_target": "best"},
+    "random-candidate": {"static_target": "random"},
+    "ground-truth": {"static_target": "ground_truth"},
+    "256-samples": {"num_samples": 256, "rl_weight": 2.5},
+}
+"""What may beat the paper's recipe at the same cost."""
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 5, []),
@@ -35,6 +59,8 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "e2e-variants": ("compare-e2e-variants", "e2e-flan-t5", "e2e", 14, []),
     "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
     "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, tune(2e-5)),
+    "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 7, variants(BEYOND)),
+    "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 7, variants(BEYOND)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -15,12 +15,23 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"types"},),
     ({"masking", "sampling", "losses"}, {"randomness"}),
     (
-        {"policy", "decoding", "cost", "layout", "model_setup", "codec", "graphs", "updates"},
+        {
+            "policy",
+            "decoding",
+            "generation",
+            "replayed_steps",
+            "cost",
+            "layout",
+            "model_setup",
+            "codec",
+            "graphs",
+            "updates",
+        },
         {"rewards", "tasks", "reward_calls", "reward_worker", "reward_pool", "fast_decode"},
     ),
     ({"data", "scoring", "reward_set", "device_rouge", "candidates", "methods", "limits", "balance"},),
-    ({"config", "trainer", "evaluation", "run_log"},),
-    ({"comparison", "bench"},),
+    ({"config", "trainer", "checkpoints", "evaluation", "run_log"},),
+    ({"comparison", "summary", "bench"},),
     ({"report", "cli", "__main__"},),
 )
 """errors <- types <- masking, ... <- policy, ... · rewards, tasks <- data, ... <- trainer, ... <- report, cli.

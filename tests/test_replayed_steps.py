@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from semioffline import policy as policies
+from semioffline import generation
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.replayed_steps import ReplayedSteps, replayed_steps
@@ -47,7 +47,7 @@ def generate(policy: Any, batch: Any, decoding: Decoding) -> list[list[int]]:
 
 
 def recorded_by(monkeypatch: Any, recorder: Any) -> None:
-    monkeypatch.setattr(policies, "replayed_steps", partial(replayed_steps, record=recorder))
+    monkeypatch.setattr(generation, "replayed_steps", partial(replayed_steps, record=recorder))
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -1,11 +1,15 @@
-"""Counts what a method costs: decoder rows, encoder rows, model calls and tokens, by hooks on the model."""
+"""Counts what a method costs: decoder rows, encoder rows, model calls and tokens, by hooks on the model; and memory."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import torch
 from torch import nn
 
 
@@ -76,3 +80,31 @@ def _input_shape(args: tuple, kwargs: dict) -> tuple[int, int]:
         if value is not None:
             return value.shape[0], value.shape[1]
     raise RuntimeError("the decoder was called without input_ids or inputs_embeds")
+
+
+@contextmanager
+def peak_memory() -> Iterator[dict[str, float]]:
+    """Megabytes at the peak: of the GPU where there is one, else resident memory of this process, looked at often."""
+    found: dict[str, float] = {}
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        yield found
+        found["mb"] = torch.cuda.max_memory_allocated() / 2**20
+        return
+    status, done = Path("/proc/self/statm"), threading.Event()
+    if not status.exists():
+        yield found
+        return
+    page = os.sysconf("SC_PAGE_SIZE")
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            found["mb"] = max(found.get("mb", 0.0), int(status.read_text().split()[1]) * page / 2**20)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
 from semioffline.codec import Codec, Encoded
 from semioffline.cost import Meter
-from semioffline.decoding import Decoding
-from semioffline.errors import UserError
+from semioffline.generation import Generator
 from semioffline.layout import (
     Layout,
     block_mask,
     hints,
     pack,
-    pad_left,
     pad_row,
     pad_text,
     places,
@@ -40,7 +38,6 @@ from semioffline.model_setup import (
     mask_row_trains,
     takes_block_mask,
 )
-from semioffline.replayed_steps import replayed_steps, static_cache
 from semioffline.types import Row, Text, send
 
 logger = logging.getLogger(__name__)
@@ -48,7 +45,7 @@ TRUNCATION_SIDES = ("left", "right")
 __all__ = ["TRUNCATION_SIDES", "Encoded", "Policy"]
 
 
-class Policy(Codec, nn.Module):
+class Policy(Codec, Generator, nn.Module):
     """Wraps a model and its tokenizer, and hides the difference between the two kinds of model.
 
     `forward` runs several target rows that share a source and returns logits only at the positions that are wanted.
@@ -87,8 +84,6 @@ class Policy(Codec, nn.Module):
         """Give the model every mask, also where it could do without: it must not choose while a graph is recorded."""
         self.fixed: list[nn.Parameter] | None = None
         """All parameters, once they cannot be replaced any more: graphs were made of them."""
-        self.replays_decoding = False
-        """Record a token's step when texts are generated, and replay it for the others: on a CUDA device."""
         self.pad_multiple = 1
         """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
         self.register_buffer("allowed", self._allowed_ids(), persistent=False)
@@ -119,6 +114,15 @@ class Policy(Codec, nn.Module):
         model, tokenizer = load_model(name, tokenizer, dtype)
         return cls(model, tokenizer, **kwargs)
 
+    @classmethod
+    def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase | None, **kwargs: Any) -> Policy:
+        """From anything that a model can be given as: a policy, a model, a hub name or a folder."""
+        if isinstance(model, Policy):
+            return model
+        if isinstance(model, str):
+            return cls.load(model, tokenizer, **kwargs)
+        return cls(model, tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path), **kwargs)
+
     def save(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write a checkpoint that loads with plain AutoModelFor.../PeftModel, without this library."""
         if state_dict is not None:
@@ -129,21 +133,12 @@ class Policy(Codec, nn.Module):
     # ---- what the trainer asks of a model ----
 
     @property
-    def base(self) -> Any:
-        """The Hugging Face model, without an adapter's wrapper."""
-        return self.model.get_base_model() if is_peft(self.model) else self.model
-
-    @property
     def config(self) -> Any:
         return self.base.config
 
     @property
     def _keys_to_ignore_on_save(self) -> Any:
         return self.base._keys_to_ignore_on_save
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Several walks over all modules in every step would take as long as a small model's step."""
@@ -359,53 +354,3 @@ class Policy(Codec, nn.Module):
         if self.positions is not None:
             kwargs = kwargs | {"position_ids": self.positions}
         return args, kwargs
-
-    # ---- generation ----
-
-    def replay_decoding(self) -> None:
-        if self.device.type != "cuda":
-            raise UserError(f"cuda_graphs needs a CUDA device, not {self.device}")
-        self.replays_decoding = True
-
-    @torch.no_grad()
-    def generate(self, source: Text, decoding: Decoding, keep_end: bool = False) -> list[list[int]]:
-        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it)."""
-        ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
-        if not self.is_encoder_decoder:
-            ids, keep = pad_left(ids, keep, self.pad_id)
-        own = self.base.generation_config
-        ends = self.tokenizer.eos_token_id if own.eos_token_id is None else own.eos_token_id
-        training = self.model.training
-        self.model.eval()
-        # a cache grows with every token: compiled layers would be compiled again and again
-        stance = torch.compiler.set_stance("force_eager") if self.layers_are_compiled else nullcontext()
-        try:
-            with stance:
-                out = self._generate(ids, keep, ends, decoding)
-        finally:
-            self.model.train(training)
-        new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
-        ends = set(ends) if isinstance(ends, list) else {ends}
-        return [_until(row, ends, keep_end) for row in new.tolist()]
-
-    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding) -> Tensor:
-        suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
-        settings = decoding.generate_kwargs()
-        steps: Any = nullcontext()
-        if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
-            settings |= static_cache(self.base, keep, decoding.max_new_tokens)
-            steps = replayed_steps(self.base.get_decoder())
-        with steps:
-            return self.model.generate(
-                input_ids=ids,
-                attention_mask=keep.long(),
-                suppress_tokens=sorted(suppressed),
-                pad_token_id=self.pad_id,
-                eos_token_id=ends,
-                use_cache=True,
-                **settings,
-            )
-
-
-def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:
-    return next((ids[: i + keep_end] for i, token in enumerate(ids) if token in ends), ids)

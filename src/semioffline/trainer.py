@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import time
 from collections import defaultdict
 from functools import partial
@@ -14,10 +13,10 @@ from typing import Any
 import torch
 from accelerate.utils import DynamoBackend, gather_object
 from torch import Tensor, nn
-from transformers import AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 
 from semioffline.balance import Balance
+from semioffline.checkpoints import SafeCheckpoints
 from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples, LikeLengths
 from semioffline.errors import UserError, unknown
@@ -36,14 +35,13 @@ from semioffline.types import Batch, HostCopy, StepOutput
 from semioffline.updates import replay_updates
 
 __all__ = ["NonFiniteLoss", "SemiOfflineTrainer", "text_limits"]
-STAGING = "incomplete-checkpoint"
 
 
 class NonFiniteLoss(UserError):
     """The loss is NaN or infinite: training stops instead of writing useless weights."""
 
 
-class SemiOfflineTrainer(Trainer):
+class SemiOfflineTrainer(SafeCheckpoints):
     """Trains any text-generation model with any method of this library.
 
     model: hub name, folder, PreTrainedModel, PeftModel or Policy. reward_funcs: name, callable, sequence-classification
@@ -72,7 +70,7 @@ class SemiOfflineTrainer(Trainer):
         args = SemiOfflineConfig(output_dir="semioffline-output") if args is None else args
         self.method = load_method(args.method, args) if method is None else method
         set_seed(args.seed)  # an adapter's weights are drawn when it is added
-        self.policy = _as_policy(model, processing_class, peft_config, args.share_prompt)
+        self.policy = Policy.of(model, processing_class, peft_config=peft_config, share_prompt=args.share_prompt)
         if args.disable_dropout:
             disable_dropout(self.policy)
         if args.n_gpu > 1:
@@ -108,7 +106,6 @@ class SemiOfflineTrainer(Trainer):
             self.method.prepare(self.policy, self.train_dataset)
         self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and self.method.needs_reward else None
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
-        self._staging: str | None = None
 
     def _make_fast(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -366,44 +363,8 @@ class SemiOfflineTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
-        if resume_from_checkpoint is True:
-            folder = str(self.args.output_dir)
-            resume_from_checkpoint = get_last_checkpoint(folder) if os.path.isdir(folder) else None
         self.scorer.start_workers()
         return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return self._staging or super()._get_output_dir(trial)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write the checkpoint aside and rename it, so that a kill while saving leaves the last complete one."""
-        folder = super()._get_output_dir(trial)
-        staging = os.path.join(folder, STAGING)
-        if self.args.should_save:
-            shutil.rmtree(staging, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._staging = staging
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._staging = None
-        self.accelerator.wait_for_everyone()
-        name = f"checkpoint-{self.state.global_step}"
-        if self.state.best_global_step:
-            best = os.path.join(folder, f"checkpoint-{self.state.best_global_step}")
-            is_there = self.state.best_global_step == self.state.global_step or os.path.isdir(best)
-            self.state.best_model_checkpoint = best if is_there else None
-        if self.args.should_save:
-            self.state.save_to_json(os.path.join(staging, name, "trainer_state.json"))
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-            os.rename(os.path.join(staging, name), os.path.join(folder, name))
-            shutil.rmtree(staging, ignore_errors=True)
-            rotate_checkpoints(
-                output_dir=folder,
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-            )
-        self.accelerator.wait_for_everyone()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""
@@ -438,12 +399,3 @@ def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     return callbacks
-
-
-def _as_policy(model: Any, processing_class: Any, peft_config: Any, share_prompt: bool) -> Policy:
-    if isinstance(model, Policy):
-        return model
-    if isinstance(model, str):
-        return Policy.load(model, processing_class, peft_config=peft_config, share_prompt=share_prompt)
-    tokenizer = processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
-    return Policy(model, tokenizer, peft_config=peft_config, share_prompt=share_prompt)

@@ -19,8 +19,8 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from semioffline.bench.models import SHAPES, Shape, Texts, build_policy, words
-from semioffline.comparison import peak_memory
 from semioffline.config import SemiOfflineConfig
+from semioffline.cost import peak_memory
 from semioffline.errors import unknown
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term

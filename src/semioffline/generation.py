@@ -1,0 +1,87 @@
+"""Texts from a model, for evaluation, static targets and on-policy methods."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from semioffline.decoding import Decoding
+from semioffline.errors import UserError
+from semioffline.layout import pad_left
+from semioffline.model_setup import is_peft
+from semioffline.replayed_steps import replayed_steps, static_cache
+from semioffline.types import Text, send
+
+
+class Generator:
+    """The side of a policy that writes."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    is_encoder_decoder: bool
+    layers_are_compiled: bool
+    pad_id: int
+    mask_id: int
+    replays_decoding = False
+    """Record a token's step when texts are generated, and replay it for the others: on a CUDA device."""
+
+    @property
+    def base(self) -> Any:
+        """The Hugging Face model, without an adapter's wrapper."""
+        return self.model.get_base_model() if is_peft(self.model) else self.model
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def replay_decoding(self) -> None:
+        if self.device.type != "cuda":
+            raise UserError(f"cuda_graphs needs a CUDA device, not {self.device}")
+        self.replays_decoding = True
+
+    @torch.no_grad()
+    def generate(self, source: Text, decoding: Decoding, keep_end: bool = False) -> list[list[int]]:
+        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it)."""
+        ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
+        if not self.is_encoder_decoder:
+            ids, keep = pad_left(ids, keep, self.pad_id)
+        own = self.base.generation_config
+        ends = self.tokenizer.eos_token_id if own.eos_token_id is None else own.eos_token_id
+        training = self.model.training
+        self.model.eval()
+        # a cache grows with every token: compiled layers would be compiled again and again
+        stance = torch.compiler.set_stance("force_eager") if self.layers_are_compiled else nullcontext()
+        try:
+            with stance:
+                out = self._generate(ids, keep, ends, decoding)
+        finally:
+            self.model.train(training)
+        new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
+        ends = set(ends) if isinstance(ends, list) else {ends}
+        return [_until(row, ends, keep_end) for row in new.tolist()]
+
+    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding) -> Tensor:
+        suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
+        settings = decoding.generate_kwargs()
+        steps: Any = nullcontext()
+        if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
+            settings |= static_cache(self.base, keep, decoding.max_new_tokens)
+            steps = replayed_steps(self.base.get_decoder())
+        with steps:
+            return self.model.generate(
+                input_ids=ids,
+                attention_mask=keep.long(),
+                suppress_tokens=sorted(suppressed),
+                pad_token_id=self.pad_id,
+                eos_token_id=ends,
+                use_cache=True,
+                **settings,
+            )
+
+
+def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:
+    return next((ids[: i + keep_end] for i, token in enumerate(ids) if token in ends), ids)

@@ -1,0 +1,111 @@
+"""The runs of a comparison as one result: seeds averaged, intervals, p-values, what matched what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from semioffline.errors import UserError
+from semioffline.evaluation import bootstrap_interval, corpus_value, paired_p_value
+from semioffline.rewards import load_reward
+
+if TYPE_CHECKING:
+    from semioffline.comparison import Plan
+
+
+def summarise(plan: Plan) -> dict[str, Any]:
+    """One entry for each method: seeds averaged input by input, interval over inputs, p against the reference. Of runs
+    that are not done, `missing` tells."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    missing = plan.missing()
+    for method in plan.methods:
+        done = [seed for seed in plan.seeds[method] if (method, seed) not in missing]
+        if done:
+            paths = [plan.run_folder(method, seed) / "result.json" for seed in done]
+            results[method] = [json.loads(path.read_text()) for path in paths]
+    if not results:
+        raise UserError(f"no run of this comparison is done in {plan.folder}")
+    every = [run for runs in results.values() for run in runs]
+    metrics = list(every[0]["values"])
+    reference = results.get(plan.reference)
+    methods = {}
+    for method, runs in results.items():
+        other = None if method == plan.reference else reference
+        curve = _mean_curve(runs)
+        methods[method] = {
+            "seeds": [run["seed"] for run in runs],
+            "metrics": {name: _score(name, runs, other) for name in metrics},
+            "forward_passes": _mean(runs, lambda r: r["cost_per_input"]["forward_passes"]),
+            "cost_per_input": runs[0]["cost_per_input"],
+            "steps": _mean(runs, lambda r: r["steps"]),
+            "best_steps": [run["best_step"] for run in runs],
+            "seconds": _mean_if_known(runs, "seconds"),
+            "timed": runs[0]["timed"],
+            "peak_mb": _mean_if_known(runs, "peak_mb"),
+            "curve": curve,
+            "matched_after": _matched_after(curve, other),
+        }
+    return {
+        "metrics": metrics,
+        "reference": plan.reference,
+        "methods": methods,
+        "missing": [f"{method}:{seed}" for method, seed in missing],
+        "wall_seconds": sum(run["wall_seconds"] for run in every),
+        "about": _about(plan, [run.get("about", plan.about) for run in every]),
+    } | plan.extra
+
+
+def _about(plan: Plan, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the whole, whose runs may have been made elsewhere: the versions and the machine are those of the runs."""
+    commits = dict.fromkeys(str(about["commit"]) for about in runs)
+    mixed = any(about["versions"] != runs[0]["versions"] for about in runs)
+    about = {"command": plan.about["command"], "commit": ", ".join(commits), "versions": runs[0]["versions"]}
+    return about | ({"mixed": True} if mixed else {})
+
+
+def _score(name: str, runs: list[dict[str, Any]], others: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Of one metric: its mean (or its value over the set), a 95 % interval over inputs, and p against the others."""
+    over_set = name in runs[0]["statistics"]
+    metric: Any = load_reward(name)[1] if over_set else None
+    corpus_score = metric.corpus_score if over_set else None
+    values = _per_input(runs, name, over_set)
+    low, high = bootstrap_interval(values, corpus_score=corpus_score)
+    p = None
+    if others is not None:
+        p = paired_p_value(values, _per_input(others, name, over_set), corpus_score=corpus_score)
+    mean = float(np.nanmean(values)) if corpus_score is None else corpus_value(values, corpus_score)
+    signature = runs[0]["metrics"][name]["signature"]
+    by_seed = [run["metrics"][name]["mean"] for run in runs]
+    return {"mean": mean, "low": low, "high": high, "p": p, "by_seed": by_seed, "signature": signature}
+
+
+def _per_input(runs: list[dict[str, Any]], name: str, over_set: bool) -> list[Any]:
+    """One value, or one list of statistics, for each input: the mean over seeds."""
+    kind = "statistics" if over_set else "values"
+    return np.mean([run[kind][name] for run in runs], axis=0).tolist()
+
+
+def _mean(runs: list[dict[str, Any]], get: Callable[[dict[str, Any]], float]) -> float:
+    return float(np.mean([get(run) for run in runs]))
+
+
+def _mean_if_known(runs: list[dict[str, Any]], key: str) -> float | None:
+    return None if any(run[key] is None for run in runs) else _mean(runs, lambda run: run[key])
+
+
+def _mean_curve(runs: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Seeds of one method have the same steps, so their curves are averaged point by point."""
+    points = zip(*(run["curve"] for run in runs), strict=True)
+    return [{key: float(np.mean([p[key] for p in same])) for key in same[0]} for same in points]
+
+
+def _matched_after(curve: list[dict[str, float]], reference: list[dict[str, Any]] | None) -> float | None:
+    """Seconds after which the reference first had, on validation, the best reward of this curve; None: never, or not
+    known."""
+    if reference is None or any(run["seconds"] is None for run in reference):
+        return None
+    best = max(point["reward"] for point in curve)
+    return next((point["seconds"] for point in _mean_curve(reference) if point["reward"] >= best), None)
