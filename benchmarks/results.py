@@ -59,8 +59,8 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "e2e-variants": ("compare-e2e-variants", "e2e-flan-t5", "e2e", 14, []),
     "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
     "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, tune(2e-5)),
-    "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 7, variants(BEYOND)),
-    "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 7, variants(BEYOND)),
+    "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, variants(BEYOND)),
+    "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 5, variants(BEYOND)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -99,9 +99,13 @@ def greedy_reward(model: Any, tokenizer: Any, rows: list[dict[str, Any]], args: 
     for start in range(0, len(rows), 64):
         prompts = [row["prompt"] for row in rows[start : start + 64]]
         inputs = tokenizer(prompts, return_tensors="pt", padding=True).to(model.device)
-        out = model.generate(
-            **inputs, max_new_tokens=args.max_completion_length, do_sample=False, pad_token_id=tokenizer.pad_token_id
-        )
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):  # the same for all
+            out = model.generate(
+                **inputs,
+                max_new_tokens=args.max_completion_length,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id,
+            )
         texts += tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     tokenizer.padding_side = side
     model.train(training)

@@ -72,7 +72,6 @@ def graphed(tiny_policy, monkeypatch):
         monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (None, dict, bool, record))
         policy = tiny_policy(kind).train()
         use_cuda_graphs(policy)
-        policy.replays_decoding = False  # with a recorder of its own, for CUDA
         return policy, [stack.forward for stack in policy.stacks()]
 
     return build
@@ -195,6 +194,15 @@ def test_without_gradient_and_in_generation_nothing_is_recorded(graphed, tiny_ba
     policy.eval()
     policy.predict(batch.source, [Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)])
     assert not any(stack.graphs for stack in stacks)
+
+
+def test_an_adapter_is_refused(tiny_policy):
+    """Its trained tokens are sent to the device at each use, which cannot be recorded."""
+    from peft import LoraConfig
+
+    policy = tiny_policy("llama", peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(UserError, match="cuda_graphs does not go with an adapter"):
+        use_cuda_graphs(policy)
 
 
 def test_after_many_shapes_the_rest_runs_without_graphs(graphed, tiny_policy, tiny_batch, monkeypatch, caplog):

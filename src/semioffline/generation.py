@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,8 +14,10 @@ from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.layout import pad_left
 from semioffline.model_setup import is_peft
-from semioffline.replayed_steps import replayed_steps, static_cache
+from semioffline.replayed_steps import can_replay, replayed_steps, static_cache
 from semioffline.types import Text, send
+
+logger = logging.getLogger(__name__)
 
 
 class Generator:
@@ -38,10 +41,27 @@ class Generator:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def replay_decoding(self) -> None:
+    def _as_attention_mask(self, mask: Tensor) -> Tensor:
+        """True = attend -> what the model's attention takes: that, or numbers to add."""
+        if self.base.config._attn_implementation != "eager":
+            return mask
+        dtype = self.base.get_input_embeddings().weight.dtype
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+
+    def replay_decoding(self, must: bool = True) -> None:
+        """From now on. Where that cannot be: a UserError, or (must=False) a warning."""
+        problem = None
         if self.device.type != "cuda":
-            raise UserError(f"cuda_graphs needs a CUDA device, not {self.device}")
-        self.replays_decoding = True
+            problem = f"needs a CUDA device, not {self.device}"
+        elif is_peft(self.model):
+            problem = "does not go with an adapter: it sends the indices of its tokens at each use"
+        elif not can_replay(self.base):
+            problem = f"cannot replay the decoding of {type(self.base).__name__}, whose steps are not alike"
+        if problem and must:
+            raise UserError(f"cuda_graphs {problem}")
+        if problem:
+            logger.warning("cuda_graphs %s", problem)
+        self.replays_decoding = problem is None
 
     @torch.no_grad()
     def generate(self, source: Text, decoding: Decoding, keep_end: bool = False) -> list[list[int]]:
@@ -70,7 +90,7 @@ class Generator:
         steps: Any = nullcontext()
         if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
             settings |= static_cache(self.base, keep, decoding.max_new_tokens)
-            steps = replayed_steps(self.base.get_decoder())
+            steps = replayed_steps(self.base.get_decoder(), self._as_attention_mask)
         with steps:
             return self.model.generate(
                 input_ids=ids,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from semioffline.errors import UserError
+from semioffline.model_setup import is_peft
 
 logger = logging.getLogger(__name__)
 MOST = 12
@@ -164,7 +165,7 @@ def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[]
 
     alone: with memory of its own, which is given back with the graph."""
     graph = torch.cuda.CUDAGraph()
-    pool = None if alone else shared_memory()[0]
+    pool = None if alone else shared_memory(torch.cuda.current_device())[0]
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = function()
 
@@ -176,11 +177,11 @@ def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[]
 
 
 @cache
-def shared_memory() -> tuple[Any, Any]:
+def shared_memory(device: int) -> tuple[Any, Any]:
     """Memory of the functions without gradient: one replays after the other, and what they return is copied. And a
     graph that holds it: memory that no graph holds any more cannot be recorded to again."""
     pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    place = torch.zeros(1, device="cuda")
+    place = torch.zeros(1, device=f"cuda:{device}")
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         place.add_(1)
     return pool, graph
@@ -300,7 +301,7 @@ def compile_layers(policy: Any, **options: Any) -> None:
 
 
 def use_cuda_graphs(policy: Any) -> None:
-    """Replay the passes of a policy's encoder and decoder, and the steps of its decoding."""
+    """Replay the passes of a policy's encoder and decoder."""
 
     def at_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
         """With the positions among the arguments: a graph must know every tensor that it reads."""
@@ -314,7 +315,9 @@ def use_cuda_graphs(policy: Any) -> None:
     def extra() -> dict[str, Tensor]:
         return {} if policy.positions is None else {"positions": policy.positions}
 
-    policy.always_masked = policy.replays_decoding = True
+    if is_peft(policy.model):
+        raise UserError("cuda_graphs does not go with an adapter: it sends the indices of its tokens at each use")
+    policy.always_masked = True
     policy.fixed = list(policy.parameters())
     for stack in policy.stacks():
         dropped = getattr(stack, "layerdrop", 0.0)

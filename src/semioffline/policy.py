@@ -270,13 +270,6 @@ class Policy(Codec, Generator, nn.Module):
     def _block_mask(self, layout: Layout) -> Tensor:
         return self._as_attention_mask(block_mask(send(layout.segments, self.device)))
 
-    def _as_attention_mask(self, mask: Tensor) -> Tensor:
-        """True = attend -> what the model's attention takes: that, or numbers to add."""
-        if self.config._attn_implementation != "eager":
-            return mask
-        dtype = self.base.get_input_embeddings().weight.dtype
-        return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
-
     def _run_causal(self, source: Text, rows: list[Row]) -> Tensor:
         """Rows behind one copy of the prompt under a block mask, or (where the model takes none) one sequence each."""
         if self.share_prompt and (len(rows) > 1 or self.always_masked):

@@ -122,6 +122,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
                     f"cuda_graphs needs one CUDA device and one process, not {args.device} x {args.world_size}"
                 )
             use_cuda_graphs(self.policy)
+            self.policy.replay_decoding(must=False)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         made = self.optimizer is None

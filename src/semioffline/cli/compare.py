@@ -145,7 +145,7 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, di
     return own | {START: given.get(START, {})}
 
 
-def _made_before(data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
+def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
     """The candidates that were made for all runs: one run by itself (--only METHOD:SEED) does not look at everything
     again. None: it must."""
     from semioffline.candidates import OUTPUT
@@ -156,14 +156,14 @@ def _made_before(data: DataOptions, options: CompareOptions, folder: Path) -> Pa
     if not (path.exists() and told.exists()):
         return None
     before = json.loads(told.read_text())
-    wanted = _made_with(data, options)
     return path if {name: before.get(name) for name in wanted} == wanted else None
 
 
-def _made_with(data: DataOptions, options: CompareOptions) -> dict[str, Any]:
+def _made_with(data: DataOptions, options: CompareOptions, args: SemiOfflineConfig) -> dict[str, Any]:
     """What candidates depend on, beside the model and how it samples."""
     not_theirs = ("eval_limit", "validation_file", "test_file")
-    return {k: v for k, v in asdict(data).items() if k not in not_theirs} | {"reward": options.reward}
+    own = {"reward": options.reward, "bf16": bool(args.bf16)}
+    return {k: v for k, v in asdict(data).items() if k not in not_theirs} | own
 
 
 def _one(only: str, plan: Any) -> tuple[str, int]:
@@ -204,11 +204,12 @@ def prepare(
     needs = any(
         load_method(args.method, args).needs_candidates or args.static_target != "ground_truth" for args in chosen
     )
-    made = _made_before(data, options, folder) if needs and (start / "config.json").exists() else None
-    if made is not None:
-        return start, load_rows(made)
-    task = data.load_task()
     args = settings(START, output_dir=str(folder / "start"), max_steps=max(options.start_steps, 1))
+    if needs and (start / "config.json").exists():
+        made = _made_before(_made_with(data, options, args), data, options, folder)
+        if made is not None:
+            return start, load_rows(made)
+    task = data.load_task()
     rows = task.load(data.source(args.seed), "train")
     if options.start_steps and not (start / "config.json").exists():
         say("start: M-FT")
@@ -234,6 +235,8 @@ def _with_candidates(
     data: DataOptions, model: ModelOptions, options: CompareOptions, args: SemiOfflineConfig, folder: Path, start: Path,
     rows: Any, say: Any,
 ) -> Any:  # fmt: skip
+    import torch
+
     from semioffline.candidates import write_candidates
     from semioffline.data import Examples
     from semioffline.decoding import Decoding
@@ -245,26 +248,16 @@ def _with_candidates(
     if options.candidate_rows is not None:
         rows = rows.shuffle(seed=args.seed).select(range(min(options.candidate_rows, len(rows))))
     device = model.checked_device()
-    dtype = "bfloat16" if args.bf16 else model.dtype  # as outputs are decoded while training
-    policy = ModelOptions(str(start), model.device, dtype).load().to(device)
+    policy = ModelOptions(str(start), model.device, model.dtype).load().to(device)
     if args.cuda_graphs:
-        policy.replay_decoding()
+        policy.replay_decoding(must=False)
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     decoding = Decoding(
         do_sample=True, top_p=0.95, max_new_tokens=limits[1], num_return_sequences=options.num_candidates
     )
     rewards = RewardSet(options.reward, args.reward_weights, device=device)
-    path = write_candidates(
-        policy,
-        examples,
-        rows,
-        decoding,
-        rewards,
-        folder / "candidates",
-        _made_with(data, options),
-        args.per_device_eval_batch_size,
-        1024,
-        args.seed,
-    )
+    where = (folder / "candidates", _made_with(data, options, args), args.per_device_eval_batch_size, 1024, args.seed)
+    with torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16)):  # as training decodes
+        path = write_candidates(policy, examples, rows, decoding, rewards, *where)
     return load_rows(path)
