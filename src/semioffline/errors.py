@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MOST = 40
+"""Names in a message; of more, the nearest few."""
+
 
 class UserError(ValueError):
     """Wrong input or settings. The command line prints it as one line on stderr and exits with code 2."""
@@ -13,4 +16,6 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     names = sorted(allowed)
     near = get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return UserError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(names)}.")
+    shown = names if len(names) <= MOST else sorted(get_close_matches(given, names, n=8, cutoff=0.0))
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return UserError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(shown)}{more}.")

@@ -145,7 +145,7 @@ def test_data(changes: dict, parts: list[str], inputs: Path, train: Train, refus
         (["train"], ["which method?", "semi_offline"]),
         (["train", "semi_ofline"], ["method 'semi_ofline'", "Did you mean 'semi_offline'?"]),
         (["train", "mft", "--task", "adz"], ["task 'adz'", "Did you mean 'ads'?"]),
-        (["train", "mft", "--mask_rat", "0.4"], ["option 'mask_rat'", "Did you mean 'mask_rate'?"]),
+        (["train", "mft", "--mask_rat", "0.4"], ["option 'mask_rat'", "Did you mean 'mask_rate'?", "more."]),
         (["train", "mft", "mask_rate=0.4"], ["'mask_rate=0.4'", "--name value"]),
         (["train", "mft", "--max_steps", "many"], ["--max_steps", "many"]),
         (["train", "mft", "--max_steps"], ["--max_steps"]),
@@ -160,6 +160,7 @@ def test_data(changes: dict, parts: list[str], inputs: Path, train: Train, refus
         (["candidates", "--num_candidates", "0", "--output_dir", "x", "--task", "ads"], ["num_return_sequences", "0"]),
         (["candidates", "--output_dir", "x"], ["--reward"]),
         (["env", "--verbose"], ["option 'verbose'"]),
+        (["evaluate", "--task", "ads", "--model", "x", "--cuda_graphs", "--device", "gpu"], ["device 'gpu'"]),
     ],
 )
 def test_names(argv: list[str], parts: list[str], refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
