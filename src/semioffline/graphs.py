@@ -181,7 +181,7 @@ def shared_memory(device: int) -> tuple[Any, Any]:
     """Memory of the functions without gradient: one replays after the other, and what they return is copied. And a
     graph that holds it: memory that no graph holds any more cannot be recorded to again."""
     pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    place = torch.zeros(1, device=f"cuda:{device}")
+    place = torch.zeros(1, device=f"cuda:{device}").add_(1)  # the kernel has run before it is recorded
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         place.add_(1)
     return pool, graph
