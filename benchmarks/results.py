@@ -49,6 +49,15 @@ BEYOND: dict[str, dict[str, Any]] = {
     "256-samples": {"num_samples": 256, "rl_weight": 2.5},
 }
 """What may beat the paper's recipe at the same cost."""
+BALANCED: dict[str, dict[str, Any]] = {
+    "ratio-1": {"rl_ratio": 1},
+    "ratio-1-data-plus": {"rl_ratio": 1, "static_target": "best"},
+    "ratio-1-random-candidate": {"rl_ratio": 1, "static_target": "random"},
+    "ratio-1-ground-truth": {"rl_ratio": 1, "static_target": "ground_truth"},
+    "ratio-1-mask-0.2": {"rl_ratio": 1, "mask_rate": 0.2},
+    "ratio-1-masked-mle": {"rl_ratio": 1, "mle_mask_share": 1.0},
+}
+"""What may keep its gain where a larger weight loses it."""
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 5, []),
@@ -58,9 +67,10 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
     "e2e-variants": ("compare-e2e-variants", "e2e-flan-t5", "e2e", 14, []),
     "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
+    "e2e-balanced": ("compare-e2e", "e2e-flan-t5", "e2e", 5, variants(BALANCED)),
     "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, tune(2e-5)),
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, variants(BEYOND)),
-    "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 5, variants(BEYOND)),
+    "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, variants(BEYOND)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"
