@@ -49,14 +49,8 @@ BEYOND: dict[str, dict[str, Any]] = {
     "256-samples": {"num_samples": 256, "rl_weight": 2.5},
 }
 """What may beat the paper's recipe at the same cost."""
-BALANCED: dict[str, dict[str, Any]] = {
-    "ratio-1": {"rl_ratio": 1},
-    "ratio-1-data-plus": {"rl_ratio": 1, "static_target": "best"},
-    "ratio-1-random-candidate": {"rl_ratio": 1, "static_target": "random"},
-    "ratio-1-ground-truth": {"rl_ratio": 1, "static_target": "ground_truth"},
-    "ratio-1-mask-0.2": {"rl_ratio": 1, "mask_rate": 0.2},
-    "ratio-1-masked-mle": {"rl_ratio": 1, "mle_mask_share": 1.0},
-}
+KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
+BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags

@@ -137,6 +137,18 @@ class Examples(torch.utils.data.Dataset):
         return self.examples[index]
 
 
+def as_dataset(rows: Any) -> Any:
+    """Rows as a user may have them -> something with columns."""
+    if isinstance(rows, list):
+        from datasets import Dataset
+
+        return Dataset.from_list(rows)
+    if not hasattr(rows, "column_names") or not hasattr(rows, "__len__"):
+        kind = type(rows).__name__
+        raise UserError(f"a dataset must be a datasets.Dataset, a list of rows, or a dict of these, not {kind}")
+    return rows
+
+
 def check_columns(dataset: Any, static_target: str = "ground_truth", with_candidates: bool = False) -> None:
     names = dataset.column_names
     for name in ("prompt", "completion"):

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
+from semioffline.graphs import refuse_adapter
 from semioffline.layout import pad_left
 from semioffline.model_setup import is_peft
 from semioffline.replayed_steps import can_replay, replayed_steps, static_cache
@@ -49,12 +50,11 @@ class Generator:
         return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
     def replay_decoding(self, must: bool = True) -> None:
-        """From now on. Where that cannot be: a UserError, or (must=False) a warning."""
+        """From now on. Where the model or the device does not allow it: a UserError, or (must=False) a warning."""
+        refuse_adapter(self.model)
         problem = None
         if self.device.type != "cuda":
             problem = f"needs a CUDA device, not {self.device}"
-        elif is_peft(self.model):
-            problem = "does not go with an adapter: it sends the indices of its tokens at each use"
         elif not can_replay(self.base):
             problem = f"cannot replay the decoding of {type(self.base).__name__}, whose steps are not alike"
         if problem and must:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,29 @@ MOST = 12
 """Shapes recorded for each module. A graph holds on to the memory of its outputs and gradients."""
 MOST_FUNCTIONS = 64
 """Shapes recorded for each function without gradient."""
+
+
+def put(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+    """Where a recording reads them."""
+    for place, tensor in zip(places, tensors, strict=True):
+        if place.data_ptr() != tensor.data_ptr():
+            place.copy_(tensor)
+
+
+def is_plain(value: Any) -> bool:
+    """Something that a recording may have taken for granted."""
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def uncached_casts(device: str) -> torch.autocast:
+    """Autocast as it is, but a weight is cast at each use: one that is cast while recording has no value yet."""
+    half = torch.is_autocast_enabled(device)
+    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False)
+
+
+def refuse_adapter(model: Any) -> None:
+    if is_peft(model):
+        raise UserError("cuda_graphs does not go with an adapter: it sends the indices of its tokens at each use")
 
 
 class _Body(nn.Module):
@@ -69,9 +92,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, recording: Recording, anchor: Tensor | None, *tensors: Tensor) -> Tensor:
-        for place, tensor in zip(recording.inputs, tensors, strict=True):
-            if place.data_ptr() != tensor.data_ptr():
-                place.copy_(tensor)
+        put(recording.inputs, tensors)
         recording.forward()
         ctx.recording = recording
         return recording.output.detach()
@@ -107,13 +128,11 @@ def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
         )
     wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    device = tensors[0].device.type
-    half = torch.is_autocast_enabled(device)
 
     def differentiate(output: Tensor, gradient: Tensor) -> Any:
         return torch.autograd.grad(output, wanted, gradient, allow_unused=True) if wanted else ()
 
-    with torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False):
+    with uncached_casts(tensors[0].device.type):
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):  # the first runs load kernels, which recording must not
             for _ in range(3):
@@ -203,8 +222,7 @@ class Replayed:
             inputs = [tensor.detach().clone() for tensor in tensors]
             self._known[key] = inputs, self._record(self.function, inputs)
         inputs, replay = self._known[key]
-        for place, tensor in zip(inputs, tensors, strict=True):
-            place.copy_(tensor)
+        put(inputs, tensors)
         return replay().clone()
 
 
@@ -244,8 +262,12 @@ class GraphedForward:
         kwargs = dict(zip(self._names, args, strict=False)) | kwargs | self.extra()
         tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
         rest = {name: value for name, value in kwargs.items() if not isinstance(value, Tensor)}
-        simple = all(value is None or isinstance(value, (bool, int, float, str)) for value in rest.values())
-        if not simple or self.blocked() or not self.module.training or not torch.is_grad_enabled():
+        if (
+            not all(map(is_plain, rest.values()))
+            or self.blocked()
+            or not self.module.training
+            or not torch.is_grad_enabled()
+        ):
             return self.plain(**kwargs)
         graph = None if self.busy else self._find(tensors, rest)
         if graph is None:
@@ -315,8 +337,7 @@ def use_cuda_graphs(policy: Any) -> None:
     def extra() -> dict[str, Tensor]:
         return {} if policy.positions is None else {"positions": policy.positions}
 
-    if is_peft(policy.model):
-        raise UserError("cuda_graphs does not go with an adapter: it sends the indices of its tokens at each use")
+    refuse_adapter(policy.model)
     policy.always_masked = True
     policy.fixed = list(policy.parameters())
     for stack in policy.stacks():

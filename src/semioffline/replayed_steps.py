@@ -19,7 +19,7 @@ from transformers import EncoderDecoderCache
 from transformers.cache_utils import Cache, StaticLayer
 
 from semioffline.errors import UserError
-from semioffline.graphs import record_call
+from semioffline.graphs import is_plain, put, record_call, uncached_casts
 
 PLAIN = 2
 """Steps of one token that run as they are, which loads the kernels; recording must not."""
@@ -31,9 +31,13 @@ Recorder = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 def can_replay(model: Any) -> bool:
     """Whether the model's steps are alike with a static cache: transformers says so of those that compile whole."""
-    config = model.get_decoder().config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or LAYERS)
+    kinds = set(getattr(_config(model), "layer_types", None) or LAYERS)
     return bool(getattr(model, "_can_compile_fullgraph", False)) and kinds <= LAYERS
+
+
+def _config(model: Any) -> Any:
+    """Of the decoder."""
+    return model.get_decoder().config.get_text_config(decoder=True)
 
 
 class _Cache(Cache):
@@ -41,8 +45,7 @@ class _Cache(Cache):
     have one type: under autocast, rotated keys come in float32, values in half precision."""
 
     def __init__(self, model: Any, length: int):
-        config = model.get_decoder().config.get_text_config(decoder=True)
-        super().__init__(layers=[StaticLayer(length) for _ in range(config.num_hidden_layers)])
+        super().__init__(layers=[StaticLayer(length) for _ in range(_config(model).num_hidden_layers)])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return super().update(key_states.to(value_states.dtype), value_states, *args, **kwargs)
@@ -108,9 +111,7 @@ class ReplayedSteps:
             return self.plain(**kwargs)
         if self._replay is None:
             self._replay = self._recorded(tensors, kwargs)
-        for name, place in self._places.items():
-            if place.data_ptr() != tensors[name].data_ptr():
-                place.copy_(tensors[name])
+        put(self._places.values(), (tensors[name] for name in self._places))
         return self._replay()
 
     def _with_source_mask(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -128,10 +129,9 @@ class ReplayedSteps:
         same = {name for name, tensor in tensors.items() if self._before.get(name) is tensor}
         self._places = {name: tensor if name in same else tensor.clone() for name, tensor in tensors.items()}
         kwargs = _replaced(kwargs, self._places)
-        cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # a weight that is cast while recording has no value yet
         try:
-            return self._record(lambda: self.plain(**kwargs))
+            with uncached_casts(next(iter(tensors.values())).device.type):
+                return self._record(lambda: self.plain(**kwargs))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -139,8 +139,6 @@ class ReplayedSteps:
             raise UserError(
                 f"cuda_graphs: a decoding step of this model cannot be recorded ({reason}): do without"
             ) from error
-        finally:
-            torch.set_autocast_cache_enabled(cached)
 
 
 def _tensors(kwargs: dict[str, Any]) -> dict[str, Tensor]:
@@ -151,7 +149,7 @@ def _tensors(kwargs: dict[str, Any]) -> dict[str, Tensor]:
         for key, part in each.items():
             if isinstance(part, Tensor):
                 found[f"{name}/{key}"] = part
-            elif not (part is None or isinstance(part, (bool, int, float, str, Cache))):
+            elif not (is_plain(part) or isinstance(part, Cache)):
                 raise UserError(
                     f"cuda_graphs: decoding with {name}={type(part).__name__} cannot be recorded: do without"
                 )

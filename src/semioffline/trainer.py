@@ -18,7 +18,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 from semioffline.balance import Balance
 from semioffline.checkpoints import SafeCheckpoints
 from semioffline.config import SemiOfflineConfig
-from semioffline.data import Collator, Examples, LikeLengths
+from semioffline.data import Collator, Examples, LikeLengths, as_dataset
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
 from semioffline.graphs import Replayed, compile_layers, forget_step, use_cuda_graphs
@@ -172,17 +172,10 @@ class SemiOfflineTrainer(SafeCheckpoints):
         args = self.args if args is None else args
         if dataset is None or isinstance(dataset, Examples):
             return dataset
-        if isinstance(dataset, list):
-            from datasets import Dataset
-
-            dataset = Dataset.from_list(dataset)
         if isinstance(dataset, dict):
             return {name: self.prepare(part, args, static_target, with_candidates) for name, part in dataset.items()}
-        if not hasattr(dataset, "column_names") or not hasattr(dataset, "__len__"):
-            kind = type(dataset).__name__
-            raise UserError(f"a dataset must be a datasets.Dataset, a list of rows, or a dict of these, not {kind}")
         return Examples(
-            dataset,
+            as_dataset(dataset),
             self.policy,
             *self.limits,
             args.truncation_side,
