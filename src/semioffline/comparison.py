@@ -22,6 +22,7 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.cost import peak_memory
 from semioffline.errors import UserError
 from semioffline.evaluation import write_predictions
+from semioffline.graphs import recordings
 from semioffline.methods import load_method
 from semioffline.policy import Policy
 from semioffline.summary import summarise
@@ -33,6 +34,7 @@ PROBE_WARM, PROBE_TIMED = 3, 5
 PROBE_SHARE, PROBE_SECONDS = 0.3, 4.0
 """A method is also timed for this share of the budget, at most so many seconds: memory and kernels must be warm."""
 PROBE_MOST = 200
+"""Steps after which timing ends in any case."""
 START = "start"
 """The row of the model that all methods start from."""
 
@@ -150,15 +152,15 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     evaluation = trainer.evaluate_outputs(examples)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     meter = trainer.policy.meter.per_input()
-    per_step = timing["seconds_per_step"] if timing and plan.jobs > 1 else None
-    curve = _curve(folder, trainer, meter["forward_passes"], per_step)
+    alone = timing if plan.jobs > 1 else {}
+    curve = _curve(folder, trainer, meter["forward_passes"], alone)
     result = {
         "method": method,
         "seed": seed,
         "steps": trainer.state.global_step,
         "best_step": looks.best_step,
         "seconds": curve[-1]["seconds"] if plan.jobs == 1 or timing or not steps else None,
-        "timed": _how_timed(plan, per_step),
+        "timed": _how_timed(plan, alone),
         "wall_seconds": wall,
         "peak_mb": peak.get("mb"),
         "cost_per_input": meter,
@@ -175,8 +177,8 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     _free()
 
 
-def _how_timed(plan: Plan, per_step: float | None) -> str:
-    if per_step is not None:
+def _how_timed(plan: Plan, alone: dict[str, Any]) -> str:
+    if alone:
         return "alone, before the runs"
     return "in the run" if plan.jobs == 1 else "not at all: it ran beside others"
 
@@ -228,6 +230,8 @@ class _Clock(TrainerCallback):
 
     def __init__(self, seconds: float) -> None:
         self.times: list[float] = []
+        self.settled: list[bool] = []
+        """Of each step whether nothing was recorded in it."""
         self.seconds = seconds
 
     @staticmethod
@@ -237,16 +241,22 @@ class _Clock(TrainerCallback):
         return time.perf_counter()
 
     def on_step_begin(self, args, state, control, **kwargs):
+        self.known = recordings()
         self.times.append(-self.now())
 
     def on_step_end(self, args, state, control, **kwargs):
         self.times[-1] += self.now()
-        enough = len(self.times) >= PROBE_WARM + PROBE_TIMED and sum(self.times) >= self.seconds
+        self.settled.append(recordings() == self.known)
+        enough = sum(self.settled) >= PROBE_WARM + PROBE_TIMED and sum(self.times) >= self.seconds
         control.should_training_stop = control.should_training_stop or enough
 
-    def median(self) -> float:
-        """Of the later half: the first steps pay for memory and kernels that are there afterwards."""
-        return statistics.median(self.times[max(PROBE_WARM, len(self.times) // 2) :])
+    def measured(self) -> dict[str, float]:
+        """The median of the later half of the settled steps: the first ones pay for memory and kernels that are there
+        afterwards. And what recording took, once."""
+        times = [own for own, settled in zip(self.times, self.settled, strict=True) if settled] or self.times
+        step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
+        first = sum(own - step for own, settled in zip(self.times, self.settled, strict=True) if not settled)
+        return {"seconds_per_step": step, "seconds_recording": max(first, 0.0)}
 
 
 def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) -> dict[str, Any]:
@@ -265,27 +275,32 @@ def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) ->
         clock = _Clock(min(PROBE_SECONDS, PROBE_SHARE * (plan.budget_seconds or 0.0)))
         trainer.add_callback(clock)
         trainer.train()
-        seconds = clock.median()
-        known[method] = {"seconds_per_step": seconds}
+        known[method] = own = clock.measured()
         if plan.budget_seconds is not None:
-            known[method]["steps"] = max(1, round(plan.budget_seconds / seconds))
+            left = plan.budget_seconds - own["seconds_recording"]
+            known[method]["steps"] = max(1, round(left / own["seconds_per_step"]))
         path.write_text(json.dumps(known, indent=1))
         del trainer
         _free()
     return known[method]
 
 
-def _curve(
-    folder: Path, trainer: SemiOfflineTrainer, passes: float, seconds_per_step: float | None
-) -> list[dict[str, Any]]:
-    """Reward on validation against what was spent: seconds of training steps, forward passes over all inputs."""
+def _curve(folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: dict[str, Any]) -> list[dict[str, Any]]:
+    """Reward on validation against what was spent: seconds of training steps, forward passes over all inputs.
+    alone: how long steps take when nothing else runs."""
+
+    def seconds(line: dict[str, Any]) -> float:
+        if not alone or not line["step"]:
+            return line["time/train"]
+        return alone["seconds_recording"] + line["step"] * alone["seconds_per_step"]
+
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     args = trainer.args
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size * passes
     return [
         {
             "step": line["step"],
-            "seconds": line["time/train"] if seconds_per_step is None else line["step"] * seconds_per_step,
+            "seconds": seconds(line),
             "forward_passes": line["step"] * per_step,
             "reward": line["eval_reward"],
         }

@@ -28,6 +28,19 @@ MOST_FUNCTIONS = 64
 """Shapes recorded for each function without gradient."""
 
 
+_recorded = 0
+
+
+def recordings() -> int:
+    """Graphs of training steps that this process has recorded so far; those of generated texts do not count."""
+    return _recorded
+
+
+def _count() -> None:
+    global _recorded
+    _recorded += 1
+
+
 def put(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
     """Where a recording reads them."""
     for place, tensor in zip(places, tensors, strict=True):
@@ -128,6 +141,7 @@ def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
         )
     wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    _count()
 
     def differentiate(output: Tensor, gradient: Tensor) -> Any:
         return torch.autograd.grad(output, wanted, gradient, allow_unused=True) if wanted else ()
@@ -184,7 +198,10 @@ def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[]
 
     alone: with memory of its own, which is given back with the graph."""
     graph = torch.cuda.CUDAGraph()
-    pool = None if alone else shared_memory(torch.cuda.current_device())[0]
+    pool = None
+    if not alone:
+        pool = shared_memory(torch.cuda.current_device())[0]
+        _count()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = function()
 

@@ -4,11 +4,13 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from semioffline import comparison
 from semioffline.cli import main
 from semioffline.cli.compare import OWN, CompareOptions
 from semioffline.cli.compare import _by_method as by_method
@@ -82,6 +84,23 @@ def test_with_a_budget_in_seconds_each_method_is_timed_alone_before_they_run_sid
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert method["seconds"] == pytest.approx(4 * plan["semi_offline"]["seconds_per_step"])
     assert method["timed"].startswith("alone")
+
+
+def test_what_recording_graphs_takes_is_counted_once_and_not_in_every_step(monkeypatch):
+    """Thirteen steps of a second; five of them record graphs, for ten seconds more."""
+    clock, control = comparison._Clock(seconds=3.0), SimpleNamespace(should_training_stop=False)
+    now, graphs = 0.0, 0
+    monkeypatch.setattr(comparison, "recordings", lambda: graphs)
+    monkeypatch.setattr(clock, "now", lambda: now)
+    for step in range(13):
+        assert not control.should_training_stop
+        clock.on_step_begin(None, None, control)
+        records = step in (0, 1, 2, 3, 6)
+        graphs += records
+        now += 1.0 + 10.0 * records
+        clock.on_step_end(None, None, control)
+    assert control.should_training_stop  # eight steps without a recording
+    assert clock.measured() == {"seconds_per_step": 1.0, "seconds_recording": 50.0}
 
 
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
