@@ -58,7 +58,7 @@ BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"r
 """What may keep its gain where a larger weight loses it."""
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
-    "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 5, []),
+    "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 6, []),
     "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 4, []),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3, []),
     "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
