@@ -20,8 +20,12 @@ def variants(settings: dict[str, dict[str, Any]], looks: int = 4) -> list[str]:
     """Flags for semi_offline with each of these settings beside itself, for as many steps, from the start of another
     comparison."""
     own = {f"semi_offline@{name}": values for name, values in settings.items()}
-    words = ["--methods", "semi_offline", *own, "--settings", json.dumps(own), "--seeds", "0"]
-    return [*words, "--start_steps", "0", "--budget_steps", "400", "--evaluations", str(looks)]
+    return methods(["semi_offline", *own], own, 400, looks)
+
+
+def methods(names: list[str], settings: dict[str, dict[str, Any]], steps: int, looks: int) -> list[str]:
+    words = ["--methods", *names, "--settings", json.dumps(settings), "--seeds", "0"]
+    return [*words, "--start_steps", "0", "--budget_steps", str(steps), "--evaluations", str(looks)]
 
 
 def tune(rate: float) -> list[str]:
@@ -56,6 +60,14 @@ def beyond(rate: float) -> list[str]:
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
+RANKED: dict[str, dict[str, Any]] = {
+    "semi_offline": {"rl_ratio": 1},
+    "brio": {"rl_ratio": 1, "seeds": [0, 1, 2]},
+    "brio@ratio-3": {"rl_ratio": 3, "seeds": [0]},
+    "brio@ratio-10": {"rl_ratio": 10, "seeds": [0]},
+    "brio+semi_offline": {"rl_ratio": 1, "seeds": [0, 1, 2]},
+}
+"""BRIO with a ranking loss that leaves the MLE loss its say."""
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 6, []),
@@ -66,6 +78,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "e2e-variants": ("compare-e2e-variants", "e2e-flan-t5", "e2e", 14, []),
     "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
     "e2e-balanced": ("compare-e2e", "e2e-flan-t5", "e2e", 5, variants(BALANCED)),
+    "e2e-brio": ("compare-e2e", "e2e-flan-t5", "e2e", 3, methods(list(RANKED), RANKED, 145, 4)),
     "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, tune(2e-5)),
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, beyond(5e-5)),
     "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, beyond(2e-5)),

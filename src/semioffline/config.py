@@ -31,7 +31,7 @@ class SemiOfflineConfig(TrainingArguments):
     mask_unit: str = option("token", "Hide single tokens or whole words: token | word.")
     rl_weight: float = option(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
     rl_ratio: float | None = option(
-        None, "Instead of rl_weight: how many times as large as the MLE gradient the RL gradient is to be at first."
+        None, "Instead of rl_weight, ranking_weight: how many times the MLE gradient the RL gradient is to be at first."
     )
     loss_scale: str = option(
         "token", "token: sum over samples, mean over hidden positions (the published lambda) | sequence: as printed."
@@ -145,8 +145,8 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"reward_timeout={self.reward_timeout} must be positive, in seconds")
         if self.rl_ratio is not None and self.rl_ratio <= 0:
             problems.append(f"rl_ratio={self.rl_ratio} must be positive")
-        if self.rl_ratio is not None and "+" in self.method:
-            problems.append(f"rl_ratio balances one method's RL term, not those of {self.method}: set rl_weight")
+        if self.rl_ratio is not None and "+" in self.method and "brio" not in self.method.split("+"):
+            problems.append(f"rl_ratio balances one RL term beside brio's, not those of {self.method}: set rl_weight")
         if self.rl_weight < 0:
             problems.append(f"rl_weight={self.rl_weight} must not be negative")
         problems += self._variant_problems()

@@ -209,7 +209,8 @@ class Policy(Codec, Generator, nn.Module):
             logits = self._run_seq2seq(source, rows) if self.is_encoder_decoder else self._run_causal(source, rows)
         sizes = [int(row.wanted.sum()) for row in rows]
         if self.watched is not None and self._chosen is not None and self._chosen.requires_grad:
-            self._chosen.register_hook(partial(self._watch, self.watched, [row.purpose for row in rows], sizes))
+            names = ["mle" if row.purpose == "mle" else row.term for row in rows]
+            self._chosen.register_hook(partial(self._watch, self.watched, names, sizes))
         self._chosen = None
         if not with_values:
             return list(logits.split(sizes))
@@ -337,9 +338,8 @@ class Policy(Codec, Generator, nn.Module):
         return output
 
     @staticmethod
-    def _watch(watched: dict[str, Tensor], purposes: list[str], sizes: list[int], gradient: Tensor) -> None:
-        for purpose, part in zip(purposes, gradient.split(sizes), strict=True):
-            name = "mle" if purpose == "mle" else "rl"
+    def _watch(watched: dict[str, Tensor], names: list[str], sizes: list[int], gradient: Tensor) -> None:
+        for name, part in zip(names, gradient.split(sizes), strict=True):
             watched[name] = part.float().square().sum() + watched.get(name, 0.0)
 
     def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

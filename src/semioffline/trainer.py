@@ -104,7 +104,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self._check_metrics()
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
-        self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and self.method.needs_reward else None
+        weighed = self.method.needs_reward or self.method.needs_candidates
+        self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and weighed else None
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
 
     def _make_fast(self) -> None:

@@ -127,6 +127,8 @@ class Row:
     purpose: Literal["mle", "rl", "grad"] = "mle"
     """What the row is for, so that its cost is booked in the right column: fine-tuning, sampling or scoring RL
     trajectories, or running again, with gradient, what was sampled before."""
+    term: str = "rl"
+    """The loss term that its predictions are for, where that is not the MLE term."""
     added_ids: Tensor | None = None
     """(B, T) tokens whose embedding is added to that of the token shown, -1 where none is (for the variant +PRE)."""
 

@@ -31,7 +31,7 @@ class Method(BaseMethod):
             raise UserError("brio needs the columns candidates and candidate_rewards: see `semioffline candidates`")
         number = rewards.shape[1]
         rows = [
-            Row(candidates.ids[n::number], keep, wanted=keep, purpose="rl")
+            Row(candidates.ids[n::number], keep, wanted=keep, purpose="rl", term="ranking")
             for n, keep in enumerate(candidates.keep_mask[n::number] for n in range(number))
         ]
         target_row = mle_row(policy, batch, randomness, args.mle_mask_rate, args.mle_mask_share)
