@@ -2,7 +2,7 @@
 
     python benchmarks/results.py --models MODELS --data DATA --out OUT [--names e2e-flan-t5 ...]
 
-MODELS holds the folders smollm2 and flan-t5, DATA the folders e2e and samsum. OUT/NAME/comparison.json are the results.
+MODELS holds the folders smollm2 and flan-t5, DATA the folders e2e, commongen, nqg and samsum. OUT/NAME/comparison.json are the results.
 Stopped and started again, it goes on where it was.
 """
 
@@ -71,6 +71,8 @@ RANKED: dict[str, dict[str, Any]] = {
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 6, []),
+    "commongen-flan-t5": ("compare-commongen", "flan-t5", "commongen", 6, []),
+    "nqg-flan-t5": ("compare-nqg", "flan-t5", "nqg", 6, []),
     "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 4, []),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 3, []),
     "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
