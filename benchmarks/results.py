@@ -2,8 +2,8 @@
 
     python benchmarks/results.py --models MODELS --data DATA --out OUT [--names e2e-flan-t5 ...]
 
-MODELS holds the folders smollm2 and flan-t5, DATA the folders e2e, commongen, nqg and samsum. OUT/NAME/comparison.json are the results.
-Stopped and started again, it goes on where it was.
+MODELS holds the folders smollm2 and flan-t5, DATA the folders e2e, commongen, nqg and samsum. OUT/NAME/comparison.json
+are the results. Stopped and started again, it goes on where it was.
 """
 
 import argparse
@@ -61,11 +61,11 @@ KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
 RANKED: dict[str, dict[str, Any]] = {
-    "semi_offline": {"rl_ratio": 1},
-    "brio": {"rl_ratio": 1, "seeds": [0, 1, 2]},
-    "brio@ratio-3": {"rl_ratio": 3, "seeds": [0]},
-    "brio@ratio-10": {"rl_ratio": 10, "seeds": [0]},
-    "brio+semi_offline": {"rl_ratio": 1, "seeds": [0, 1, 2]},
+    "semi_offline": {"rl_ratio": 1, "seeds": [0, 1, 2]},
+    "brio": {"ranking_weight": 0.3, "seeds": [0, 1, 2]},
+    "brio@weight-0.1": {"ranking_weight": 0.1, "seeds": [0]},
+    "brio@weight-0.03": {"ranking_weight": 0.03, "seeds": [0]},
+    "brio+semi_offline": {"ranking_weight": 0.3, "rl_weight": 1, "seeds": [0, 1, 2]},
 }
 """BRIO with a ranking loss that leaves the MLE loss its say."""
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {

@@ -61,7 +61,7 @@ class SemiOfflineConfig(TrainingArguments):
     )
     # Other methods
     length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
-    ranking_weight: float = option(10.0, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
+    ranking_weight: float = option(0.3, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
     ranking_margin: float = option(0.001, "brio: how far apart neighbours in the ranking should be.")
     critic_weight: float = option(1.0, "Weight of the critic's squared error (actor_critic).")
     gold_reward: str = option("s", "gold: a token's reward is its probability (s) or its log-probability (p).")

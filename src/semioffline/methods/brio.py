@@ -18,7 +18,8 @@ class Method(BaseMethod):
     f(y) = log p(y | x) / |y|**length_alpha. Liu et al. 2022; appendix D of the paper. Summed over pairs, as printed;
     a mean over rows. Published for CNN/DM: margin 0.001, alpha 2.0, weight 100; for XSum: 0.1, 0.6, 100. Those weights
     belong to BRIO's code, which averages over the pairs of each rank distance: with 16 candidates the printed sum is
-    120 / 15 = 8 times as large, hence our default of 10.
+    120 / 15 = 8 times as large. With alpha 1 in the place of 2 it is again |y| times as large: 100 becomes 12, and for
+    texts of 40 tokens 0.3, our default.
     """
 
     needs_candidates = True
