@@ -61,13 +61,14 @@ def make(
     policy: Policy | None = None,
     settings: dict[str, Any] | None = None,
     shard_size: int = 4,
+    batch_size: int = 2,
     **kwargs: Any,
 ) -> Path:
     policy = build_policy(kind) if policy is None else policy
     rows = build_uneven_rows(10) if rows is None else rows
     examples = Examples(rows, policy, 24, 28, progress=False)
     given = {"strategy": strategy} if settings is None else settings
-    sizes = {"batch_size": 2, "shard_size": shard_size}
+    sizes = {"batch_size": batch_size, "shard_size": shard_size}
     rewards, decoding = RewardSet(reward), DECODINGS[strategy]
     return write_candidates(policy, examples, rows, decoding, rewards, folder, given, **sizes, **kwargs)
 
@@ -169,6 +170,19 @@ def test_a_broken_run_goes_on(strategy: str, tmp_path: Path, monkeypatch: pytest
     counting.calls = 0  # nothing is left to do
     assert make(folder, strategy=strategy, policy=counting.policy).read_bytes() == whole
     assert counting.calls == 0
+
+
+def test_a_run_with_too_large_batches_goes_on_with_smaller_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, policy=Counting(build_policy(), monkeypatch, breaks_at=5).policy)
+    before = [path.read_bytes() for path in sorted((tmp_path / "shards").glob("*.jsonl"))]
+    counting = Counting(build_policy(), monkeypatch)
+    rows = make(tmp_path, policy=counting.policy, batch_size=1).read_bytes().splitlines(keepends=True)
+    assert counting.calls == 2
+    assert b"".join(rows[:8]) == b"".join(before)
+    assert len(rows) == 10
 
 
 def test_a_half_written_shard_is_made_again(tmp_path: Path) -> None:

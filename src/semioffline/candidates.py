@@ -42,14 +42,14 @@ def write_candidates(
 
     The work is cut into shards. A shard is written aside and renamed when it is complete, so a run that was killed goes
     on with the first missing shard. The draws of a batch are keyed by its first example: a shard comes out the same
-    whether or not the run was interrupted. `settings` says what the shards were made with; others are refused.
+    whether or not the run was interrupted. `settings` says what the shards were made with; others are refused. Only the
+    batch size may change, for one that was too large: the rest is then drawn with other numbers, from the same model.
     """
     folder = Path(folder)
     shards = folder / "shards"
     shards.mkdir(parents=True, exist_ok=True)
-    made_with = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed}
-    made_with |= {"shard_size": shard_size, "batch_size": batch_size}
-    _check_settings(folder / "settings.json", settings | made_with)
+    own = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed, "shard_size": shard_size}
+    _check_settings(folder / "settings.json", settings | own)
     number = math.ceil(len(examples) / shard_size)
     paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
     missing = [n for n in range(number) if not paths[n].exists()]
