@@ -229,9 +229,10 @@ class _Clock(TrainerCallback):
     """Seconds of each step, with all that the device still had to do; stops training when there are enough."""
 
     def __init__(self, seconds: float) -> None:
-        self.times: list[float] = []
-        self.settled: list[bool] = []
-        """Of each step whether nothing was recorded in it."""
+        self.settled: list[float] = []
+        """Of steps in which nothing was recorded."""
+        self.recording: list[float] = []
+        """Of the others."""
         self.seconds = seconds
 
     @staticmethod
@@ -241,21 +242,21 @@ class _Clock(TrainerCallback):
         return time.perf_counter()
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.known = recordings()
-        self.times.append(-self.now())
+        self.known, self.began = recordings(), self.now()
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.times[-1] += self.now()
-        self.settled.append(recordings() == self.known)
-        enough = sum(self.settled) >= PROBE_WARM + PROBE_TIMED and sum(self.times) >= self.seconds
+        times = self.settled if recordings() == self.known else self.recording
+        times.append(self.now() - self.began)
+        spent = sum(self.settled) + sum(self.recording)
+        enough = len(self.settled) >= PROBE_WARM + PROBE_TIMED and spent >= self.seconds
         control.should_training_stop = control.should_training_stop or enough
 
     def measured(self) -> dict[str, float]:
         """The median of the later half of the settled steps: the first ones pay for memory and kernels that are there
         afterwards. And what recording took, once."""
-        times = [own for own, settled in zip(self.times, self.settled, strict=True) if settled] or self.times
+        times = self.settled or self.recording
         step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
-        first = sum(own - step for own, settled in zip(self.times, self.settled, strict=True) if not settled)
+        first = sum(self.recording) - len(self.recording) * step
         return {"seconds_per_step": step, "seconds_recording": max(first, 0.0)}
 
 
