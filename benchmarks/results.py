@@ -44,11 +44,11 @@ BEYOND: dict[str, dict[str, Any]] = {
     "mixed": {"mask_pattern": "mixed"},
     "suffix": {"mask_pattern": "suffix"},
     "masked-mle": {"mle_mask_share": 1.0},
+    "mixed-masked-mle": {"mask_pattern": "mixed", "mle_mask_share": 1.0},
     "standardised": {"scale_rewards": True, "rl_weight": 1},
     "data-plus": {"static_target": "best"},
     "random-candidate": {"static_target": "random"},
     "ground-truth": {"static_target": "ground_truth"},
-    "256-samples": {"num_samples": 256, "rl_weight": 2.5},
 }
 """What may beat the paper's recipe at the same cost."""
 
