@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def summarise(plan: Plan) -> dict[str, Any]:
-    """One entry for each method: seeds averaged input by input, interval over inputs, p against the reference. Of runs
-    that are not done, `missing` tells."""
+    """One entry for each method: seeds averaged input by input, interval over inputs, p against the reference and, of
+    the first metric, against every other method. Of runs that are not done, `missing` tells."""
     results: dict[str, list[dict[str, Any]]] = {}
     missing = plan.missing()
     for method in plan.methods:
@@ -47,6 +47,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
             "peak_mb": _mean_if_known(runs, "peak_mb"),
             "curve": curve,
             "matched_after": _matched_after(curve, other),
+            "p_by_method": {name: _p_value(metrics[0], runs, them) for name, them in results.items() if name != method},
         }
     return {
         "metrics": metrics,
@@ -68,23 +69,28 @@ def _about(plan: Plan, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _score(name: str, runs: list[dict[str, Any]], others: list[dict[str, Any]] | None) -> dict[str, Any]:
     """Of one metric: its mean (or its value over the set), a 95 % interval over inputs, and p against the others."""
-    over_set = name in runs[0]["statistics"]
-    metric: Any = load_reward(name)[1] if over_set else None
-    corpus_score = metric.corpus_score if over_set else None
-    values = _per_input(runs, name, over_set)
+    values, corpus_score = _per_input(runs, name), _corpus_score(name, runs)
     low, high = bootstrap_interval(values, corpus_score=corpus_score)
-    p = None
-    if others is not None:
-        p = paired_p_value(values, _per_input(others, name, over_set), corpus_score=corpus_score)
+    p = None if others is None else _p_value(name, runs, others)
     mean = float(np.nanmean(values)) if corpus_score is None else corpus_value(values, corpus_score)
     signature = runs[0]["metrics"][name]["signature"]
     by_seed = [run["metrics"][name]["mean"] for run in runs]
     return {"mean": mean, "low": low, "high": high, "p": p, "by_seed": by_seed, "signature": signature}
 
 
-def _per_input(runs: list[dict[str, Any]], name: str, over_set: bool) -> list[Any]:
+def _p_value(name: str, runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> float:
+    return paired_p_value(_per_input(runs, name), _per_input(others, name), corpus_score=_corpus_score(name, runs))
+
+
+def _corpus_score(name: str, runs: list[dict[str, Any]]) -> Any:
+    """What makes one value of the statistics of all inputs; None where each input has a value of its own."""
+    metric: Any = load_reward(name)[1] if name in runs[0]["statistics"] else None
+    return None if metric is None else metric.corpus_score
+
+
+def _per_input(runs: list[dict[str, Any]], name: str) -> list[Any]:
     """One value, or one list of statistics, for each input: the mean over seeds."""
-    kind = "statistics" if over_set else "values"
+    kind = "statistics" if name in runs[0]["statistics"] else "values"
     return np.mean([run[kind][name] for run in runs], axis=0).tolist()
 
 

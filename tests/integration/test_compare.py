@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from semioffline.cli import main
 from semioffline.cli.compare import OWN, CompareOptions
 from semioffline.cli.compare import _by_method as by_method
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
+from semioffline.cli.run_folder import commit
 from semioffline.comparison import Plan, compare
 from semioffline.config import SemiOfflineConfig
 from semioffline.errors import UserError
@@ -201,6 +203,34 @@ def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
     shutil.rmtree(tmp_path / "runs")
     assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "--only", "table"]) == 2
     assert "no run of this comparison is done" in capsys.readouterr().err
+
+
+def test_every_two_methods_are_tested_against_each_other(tmp_path):
+    own = {"semi_offline": {"rl_weight": 0.5}}
+    made = run(tmp_path, "--budget_steps", "2", "--settings", json.dumps(own))
+    methods, first = made["methods"], made["metrics"][0]
+    for one in methods:
+        assert list(methods[one]["p_by_method"]) == [other for other in methods if other != one]
+        for other, p in methods[one]["p_by_method"].items():
+            assert p == methods[other]["p_by_method"][one]
+            if other == made["reference"]:
+                assert p == methods[one]["metrics"][first]["p"]
+    assert made["own_settings"] == own
+
+
+def test_a_result_names_the_commit_and_whether_files_differ_from_it(tmp_path):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    assert commit(tmp_path) is None
+    (tmp_path / "recipe.yaml").write_text("mask_rate: 0.4\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    head = commit(tmp_path)
+    assert head is not None
+    assert len(head) == 12
+    (tmp_path / "result.json").write_text("{}")  # not a part of it
+    assert commit(tmp_path) == head
+    (tmp_path / "recipe.yaml").write_text("mask_rate: 0.6\n")
+    assert commit(tmp_path) == f"{head} with changes"
 
 
 def test_one_method_with_several_settings(tmp_path):

@@ -46,6 +46,15 @@ def test_a_table_says_what_was_measured_and_how():
         assert part in text
 
 
+def test_a_table_says_what_settings_methods_had_of_their_own():
+    own = {"semi_offline": {"mask_rate": 0.6, "steps": 400}, "mft": {"seeds": [0, 1]}}
+    given = comparison() | {"own_settings": own}
+    said = "Settings of their own: semi_offline: mask_rate 0.6, steps 400; mft: seeds [0, 1].\n"
+    assert said in page.RENDERERS["comparison"](given, Path())
+    given["about"]["command"] += " --settings '{}'"  # said already
+    assert said not in page.RENDERERS["comparison"](given, Path())
+
+
 def test_report_fills_the_blocks_of_a_page_and_nothing_else(tmp_path, capsys):
     (tmp_path / "one.json").write_text(json.dumps(comparison()))
     path = tmp_path / "page.md"
@@ -129,6 +138,21 @@ def test_a_claim_about_what_was_not_compared(tmp_path, changes, part):
     (tmp_path / "one.json").write_text(json.dumps(comparison()))
     with pytest.raises(UserError, match=part):
         claims.judge(claim(**changes), tmp_path)
+
+
+def test_a_claim_about_two_methods_neither_of_which_is_the_reference(tmp_path):
+    made = comparison()
+    made["methods"]["gold"] = json.loads(json.dumps(made["methods"]["mft"]))
+    made["methods"]["gold"]["metrics"]["rouge"]["mean"] = 0.4
+    for p, verdict in ((0.01, "holds"), (0.3, "unclear")):
+        made["methods"]["gold"]["p_by_method"] = {"mft": p, "semi_offline": 0.01}
+        (tmp_path / "one.json").write_text(json.dumps(made))
+        figures, found = claims.judge(claim(better="gold"), tmp_path)
+        assert (found, figures.endswith(f"p = {p}")) == (verdict, True)
+    made["metrics"] = ["click_rate", "rouge"]  # the p above would be of another metric
+    (tmp_path / "one.json").write_text(json.dumps(made))
+    with pytest.raises(UserError, match="tests methods against semi_offline only"):
+        claims.judge(claim(better="gold"), tmp_path)
 
 
 def test_a_claim_about_a_run_that_is_missing_is_open(tmp_path):

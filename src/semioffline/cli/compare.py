@@ -101,6 +101,7 @@ def run(argv: list[str]) -> None:
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
+            "own_settings": {method: own for method, own in by_method.items() if own},
         },
     )
     if options.only == "timing":

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,20 @@ def versions(system: bool = True) -> dict[str, Any]:
     return {"semioffline": __version__} | found | machine | os_name
 
 
-def commit() -> str | None:
-    """The commit of the checkout that this code runs from; None where it is installed without one."""
-    git = Path(__file__).parents[3] / ".git"
+def commit(checkout: Path = Path(__file__).parents[3]) -> str | None:
+    """The commit of the checkout that this code runs from, and whether files have changed since; None where it is
+    installed without one."""
+    head = _head(checkout / ".git")
+    if head is None:
+        return None
+    try:
+        changed = subprocess.run(["git", "diff", "--quiet", "HEAD"], cwd=checkout, capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):  # no git to ask
+        return head
+    return f"{head} with changes" if changed.returncode == 1 else head
+
+
+def _head(git: Path) -> str | None:
     try:
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref: "):

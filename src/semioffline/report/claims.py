@@ -40,23 +40,25 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
     comparison = json.loads(path.read_text())
     if comparison.get("kind") == "samples":
         return _in_samples(claim, comparison, path)
-    methods, reference = comparison["methods"], comparison["reference"]
+    methods = comparison["methods"]
     not_run = {run.rpartition(":")[0] for run in comparison.get("missing", [])} - methods.keys()
     if not_run & {claim["better"], claim["worse"]}:
         return "–", OPEN
     for name in ("better", "worse"):
         if claim[name] not in methods:
             raise UserError(f"{path} has no method '{claim[name]}' (it has: {', '.join(methods)})")
+    return _in_time(claim, methods) if "share" in claim else _in_value(claim, comparison, path)
+
+
+def _in_value(claim: dict[str, Any], comparison: dict[str, Any], path: Path) -> tuple[str, str]:
+    metric, methods, reference = claim["metric"], comparison["methods"], comparison["reference"]
+    better, worse = (methods[claim[name]]["metrics"][metric] for name in ("better", "worse"))
+    p = worse["p"] if claim["better"] == reference else better["p"]  # against the reference
     if reference not in (claim["better"], claim["worse"]):
-        raise UserError(f"{path} tests methods against {reference}, but the claim is about others: {claim['claim']}")
-    return _in_time(claim, methods) if "share" in claim else _in_value(claim, comparison)
-
-
-def _in_value(claim: dict[str, Any], comparison: dict[str, Any]) -> tuple[str, str]:
-    metric = claim["metric"]
-    percent = comparison["percent"].get(metric, False)
-    better, worse = (comparison["methods"][claim[name]]["metrics"][metric] for name in ("better", "worse"))
-    return _compared(better, worse, percent)
+        p = methods[claim["better"]].get("p_by_method", {}).get(claim["worse"])
+        if p is None or metric != comparison["metrics"][0]:
+            raise UserError(f"{path} tests methods against {reference} only, not as in the claim: {claim['claim']}")
+    return _compared(better, worse, p, comparison["percent"].get(metric, False))
 
 
 def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tuple[str, str]:
@@ -65,12 +67,14 @@ def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tu
     if None in found:
         raise UserError(f"{path} does not have both '{claim['better']}' and '{claim['worse']}' at {claim['mask_rate']}")
     better, worse = (row["wins"][claim["metric"]] for row in found if row)
-    return _compared(better, worse, percent=True, unit=" %")
-
-
-def _compared(better: dict[str, Any], worse: dict[str, Any], percent: bool, unit: str = "") -> tuple[str, str]:
-    """Two scores, one of which was tested against the other."""
     p = worse["p"] if better["p"] is None else better["p"]
+    return _compared(better, worse, p, percent=True, unit=" %")
+
+
+def _compared(
+    better: dict[str, Any], worse: dict[str, Any], p: float, percent: bool, unit: str = ""
+) -> tuple[str, str]:
+    """Two scores, and p of their difference."""
     said = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
     figures = f"{score(better, percent)}{unit} against {score(worse, percent)}{unit}, {said}"
     difference = better["mean"] - worse["mean"]
