@@ -76,7 +76,8 @@ def _compared(
 ) -> tuple[str, str]:
     """Two scores, and p of their difference."""
     said = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    figures = f"{score(better, percent)}{unit} against {score(worse, percent)}{unit}, {said}"
+    shown = [score(own | {"p": None}, percent) for own in (better, worse)]  # no star: it is for the reference
+    figures = f"{shown[0]}{unit} against {shown[1]}{unit}, {said}"
     difference = better["mean"] - worse["mean"]
     if p >= LEVEL or abs(difference) <= ERRORS * _error(better.get("by_seed", []), worse.get("by_seed", [])):
         return figures, UNCLEAR
