@@ -14,7 +14,7 @@ test: .venv/ready lint types
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; }
 
 tables: .venv/ready
-	$(BIN)/semioffline report --pages docs/*.md
+	$(BIN)/semioffline report --pages README.md docs/*.md
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -80,7 +80,7 @@ def test_a_result_that_is_not_one(tmp_path, capsys, content, part):
     assert part in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
 def test_the_tables_in_docs_are_what_the_results_give(path):
     assert path.read_text() == page.fill(path), "run `make tables`"
 
@@ -153,6 +153,22 @@ def test_a_claim_about_two_methods_neither_of_which_is_the_reference(tmp_path):
     (tmp_path / "one.json").write_text(json.dumps(made))
     with pytest.raises(UserError, match="tests methods against semi_offline only"):
         claims.judge(claim(better="gold"), tmp_path)
+
+
+def test_an_overview_has_a_line_of_each_comparison(tmp_path):
+    made = comparison()
+    made["methods"]["semi_offline@strong"] = json.loads(json.dumps(made["methods"]["semi_offline"]))
+    made["methods"]["semi_offline@strong"]["metrics"]["rouge"]["mean"] = 0.4
+    made["methods"]["semi_offline@strong"]["p_by_method"] = {"mft": 0.2}
+    (tmp_path / "one.json").write_text(json.dumps(made))
+    row = {"on": "ads", "file": "one.json", "metric": "rouge"}
+    rows = [row, row | {"shown": {"semi_offline": "semi_offline@strong"}}]
+    given = {"kind": "overview", "methods": ["mft", "avg", "semi_offline"], "rows": rows}
+    lines = page.RENDERERS["overview"](given, tmp_path).splitlines()
+    assert lines[0] == "|  | `mft` | `avg` | `semi_offline` |"
+    assert lines[2:4] == ["| ads | 30.0\\* | – | **35.0** |", "| ads | 30.0 | – | **40.0** |"]
+    with pytest.raises(UserError, match=r"none\.json"):
+        page.RENDERERS["overview"](given | {"rows": [row | {"file": "none.json"}]}, tmp_path)
 
 
 def test_a_claim_about_a_run_that_is_missing_is_open(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.report import samples
-from semioffline.report.table import score
+from semioffline.report.table import p_between, score
 
 LEVEL, ERRORS = 0.05, 2.0
 """A difference counts with p below the one, over inputs, and if it is more than so many standard errors over seeds."""
@@ -51,13 +51,13 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
 
 
 def _in_value(claim: dict[str, Any], comparison: dict[str, Any], path: Path) -> tuple[str, str]:
-    metric, methods, reference = claim["metric"], comparison["methods"], comparison["reference"]
-    better, worse = (methods[claim[name]]["metrics"][metric] for name in ("better", "worse"))
-    p = worse["p"] if claim["better"] == reference else better["p"]  # against the reference
-    if reference not in (claim["better"], claim["worse"]):
-        p = methods[claim["better"]].get("p_by_method", {}).get(claim["worse"])
-        if p is None or metric != comparison["metrics"][0]:
-            raise UserError(f"{path} tests methods against {reference} only, not as in the claim: {claim['claim']}")
+    metric = claim["metric"]
+    better, worse = (comparison["methods"][claim[name]]["metrics"][metric] for name in ("better", "worse"))
+    p = p_between(comparison, claim["better"], claim["worse"], metric)
+    if p is None:
+        raise UserError(
+            f"{path} tests methods against {comparison['reference']} only, not as in the claim: {claim['claim']}"
+        )
     return _compared(better, worse, p, comparison["percent"].get(metric, False))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError, unknown
-from semioffline.report import bench, claims, samples, table
+from semioffline.report import bench, claims, overview, samples, table
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
@@ -22,6 +22,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "samples": lambda result, folder: f"{samples.markdown(result)}\n{table.about(result)}",
     "bench": lambda result, folder: f"{bench.markdown(result)}\n{table.about(result)}",
     "claims": claims.markdown,
+    "overview": overview.markdown,
 }
 """kind of result -> its Markdown; folder: that of the page, beside which other results lie"""
 

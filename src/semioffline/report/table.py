@@ -54,6 +54,15 @@ def score(metric: dict[str, Any], percent: bool, interval: bool = True) -> Cell:
     return f"{mean:.{digits}f}{star} ({low:.{digits}f}–{high:.{digits}f})" if interval else f"{mean:.{digits}f}{star}"
 
 
+def p_between(comparison: dict[str, Any], one: str, other: str, metric: str) -> float | None:
+    """p of the difference of two methods, which is known where one is the reference, and of the first metric; else
+    None."""
+    methods, reference = comparison["methods"], comparison["reference"]
+    if reference in (one, other):
+        return methods[other if one == reference else one]["metrics"][metric]["p"]
+    return methods[one].get("p_by_method", {}).get(other) if metric == comparison["metrics"][0] else None
+
+
 def markdown(comparison: dict[str, Any]) -> str:
     return "\n".join([*as_lines(*rows(comparison)), "", caption(comparison), ""])
 

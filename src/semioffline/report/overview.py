@@ -1,0 +1,40 @@
+"""What methods reach on several tasks, in one table: one line of each comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from semioffline.errors import UserError
+from semioffline.report.table import as_lines, p_between
+
+OURS = "semi_offline"
+LEVEL = 0.05
+
+
+def markdown(result: dict[str, Any], folder: Path) -> str:
+    """A row for each of result["rows"]: `on` (what it shows), `file`, `metric` and, where settings of one method were
+    compared, which of them stands for it (`shown`, chosen on validation)."""
+    lines = [_line(row, result["methods"], folder) for row in result["rows"]]
+    header = ["", *(f"`{method}`" for method in result["methods"])]
+    caption = f"\\* differs from `{OURS}` (paired bootstrap over test inputs, p < {LEVEL})."
+    return "\n".join([*as_lines(header, lines), "", caption, ""])
+
+
+def _line(row: dict[str, Any], methods: list[str], folder: Path) -> list[str]:
+    path = folder / row["file"]
+    if not path.exists():
+        raise UserError(f"there is no result {path}")
+    comparison, shown = json.loads(path.read_text()), row.get("shown", {})
+    ours, metric = shown.get(OURS, OURS), row["metric"]
+    factor, digits = (100, 1) if comparison["percent"][metric] else (1, 2)
+    cells = [row["on"]]
+    for name in (shown.get(method, method) for method in methods):
+        if name not in comparison["methods"]:
+            cells.append("–")
+            continue
+        mean = f"{comparison['methods'][name]['metrics'][metric]['mean'] * factor:.{digits}f}"
+        p = None if name == ours else p_between(comparison, ours, name, metric)
+        cells.append(f"**{mean}**" if name == ours else mean + ("\\*" if p is not None and p < LEVEL else ""))
+    return cells
