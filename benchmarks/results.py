@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
+
 
 def variants(settings: dict[str, dict[str, Any]], looks: int = 4) -> list[str]:
     """Flags for semi_offline with each of these settings beside itself, for as many steps, from the start of another
@@ -35,6 +37,13 @@ def tune(rate: float) -> list[str]:
     return variants(
         settings | {"ratio-1-faster-batch-32": settings["ratio-1-faster"] | {"per_device_train_batch_size": 32}}
     )
+
+
+def equal_steps(ours: dict[str, Any], samples: int = 16) -> list[str]:
+    """Every method for a hundred steps, with one seed. ours: semi_offline's settings; samples: how many avg draws."""
+    own = {name: {"rl_ratio": 1} for name in ("self_critic", "actor_critic")}
+    own |= {"semi_offline": ours, "avg": {"rl_ratio": 1, "num_samples": samples}}
+    return methods(METHODS, own, 100, 2)
 
 
 BEYOND: dict[str, dict[str, Any]] = {
@@ -77,7 +86,13 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 6, []),
     "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
     "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
-    "e2e-variants": ("compare-e2e-variants", "e2e-flan-t5", "e2e", 14, []),
+    "commongen-variants": ("compare-commongen-variants", "commongen-flan-t5", "commongen", 12, []),
+    "commongen-length": ("compare-commongen-length", "commongen-flan-t5", "commongen", 10, []),
+    "commongen-steps": ("compare-commongen", "commongen-flan-t5", "commongen", 6, equal_steps({"rl_ratio": 10})),
+    "nqg-steps": ("compare-nqg", "nqg-flan-t5", "nqg", 6, equal_steps({"rl_ratio": 10})),
+    "e2e-steps": ("compare-e2e", "e2e-flan-t5", "e2e", 6, equal_steps({"rl_ratio": 1})),
+    "samsum-smollm2-steps": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, equal_steps({}, 8)),
+    "samsum-flan-t5-steps": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, equal_steps({})),
     "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
     "e2e-balanced": ("compare-e2e", "e2e-flan-t5", "e2e", 5, variants(BALANCED)),
     "e2e-brio": ("compare-e2e", "e2e-flan-t5", "e2e", 3, methods(list(RANKED), RANKED, 145, 4)),
