@@ -218,6 +218,20 @@ def test_every_two_methods_are_tested_against_each_other(tmp_path):
     assert made["own_settings"] == own
 
 
+def test_settings_of_the_start_are_for_its_training_and_not_for_testing_it(tmp_path):
+    """How a model decodes (in batches of another size, with rounding) would make it another one."""
+    own = {"start": {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 3}}
+    made = run(tmp_path, "--budget_steps", "1", "--settings", json.dumps(own), "--per_device_eval_batch_size", "5")
+    sizes = [
+        json.loads((tmp_path / "runs" / f"{method}-seed0" / "settings.json").read_text())["per_device_eval_batch_size"]
+        for method in ("start", "mft")
+    ]
+    assert sizes == [5, 5]
+    assert made["own_settings"] == own
+    lines = [json.loads(line) for line in (tmp_path / "start" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["train_samples_per_second"] == pytest.approx(2 * lines[-1]["train_steps_per_second"], rel=0.01)
+
+
 def test_a_result_names_the_commit_and_whether_files_differ_from_it(tmp_path):
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     assert commit(tmp_path) is None

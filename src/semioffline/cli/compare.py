@@ -76,6 +76,8 @@ def run(argv: list[str]) -> None:
         return parse("compare", types, [*argv, *flags], defaults)[3]
 
     start, rows = (None, None) if table_only else prepare(data, model, options, settings, folder, console.print)
+    own_settings = {method: own for method, own in by_method.items() if own}
+    by_method[START] = {}  # they are for its training; it is tested as all are
     source = data.source(args.seed)
     this = [sys.executable, "-m", "semioffline", "compare"]
     workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // options.jobs - 1))] if options.jobs > 1 else []
@@ -101,7 +103,7 @@ def run(argv: list[str]) -> None:
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
-            "own_settings": {method: own for method, own in by_method.items() if own},
+            "own_settings": own_settings,
         },
     )
     if options.only == "timing":
