@@ -2,11 +2,12 @@
 by static target and mask rate, and what they look like.
 
     semioffline candidates --model mft/model --task samsum --data_dir SAMSUM --limit 400 --output_dir candidates
-    python benchmarks/samples.py --model mft/model --rows candidates/candidates.jsonl --reward rouge
+    python benchmarks/samples.py --model mft/model --task samsum --rows candidates/candidates.jsonl --reward rouge
 
---model is a model after M-FT; --rows has its candidates. A sample wins over the most likely fill if its reward is
-higher than with the most likely token at each of the same masks, and over the output if it is higher than that of the
-text that the model writes greedily. Means over samples, then over inputs, with a 95 % bootstrap interval over inputs.
+--model is a model after M-FT; --rows has its candidates, with the columns of --task or those of this library. A sample
+wins over the most likely fill if its reward is higher than with the most likely token at each of the same masks, and
+over the output if it is higher than that of the text that the model writes greedily. Means over samples, then over
+inputs, with a 95 % bootstrap interval over inputs.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from semioffline.cli.run_folder import commit, shown_command, versions
 from semioffline.evaluation import bootstrap_interval, paired_p_value
 from semioffline.randomness import Randomness
 from semioffline.rewards import load_reward
-from semioffline.tasks.files import load_rows
+from semioffline.tasks import Source, load_task
 
 STATIC_TARGETS = ("worst", "random", "best", "ground_truth")
 MASK_RATES = (0.2, 0.4, 0.8, 1.0)
@@ -95,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag in ("--model", "--rows", "--reward"):
         parser.add_argument(flag, required=True)
+    parser.add_argument("--task", default="files")
     parser.add_argument("--limit", type=int, default=400)
     parser.add_argument("--num_samples", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=16)
@@ -104,8 +106,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="samples.json")
     args = parser.parse_args()
-    rows = load_rows(Path(args.rows))
-    rows = rows.select(range(min(args.limit, len(rows))))
+    source = Source(files={"train": args.rows}, limit=args.limit, model=args.model)
+    rows = load_task(args.task).load(source, "train")
     _, repetition = load_reward("repetition")
     found: list[dict[str, Any]] = []
     values: dict[tuple[str, str, float], np.ndarray] = {}

@@ -154,6 +154,19 @@ def test_what_samples_are_like(tmp_path: Path, monkeypatch) -> None:
         claims.judge(claim | {"mask_rate": 0.7}, tmp_path)
 
 
+def test_samples_of_candidates_that_have_the_columns_of_their_task(tmp_path: Path, monkeypatch) -> None:
+    """As `semioffline candidates --task` writes them."""
+    row = {"input": "dog ball", "target": "a dog has a ball", "references": ["a dog has a ball"]}
+    row |= {"candidates": ["a dog", "a ball has"], "candidate_rewards": [0.5, 0.1]}
+    path, output = tmp_path / "rows.jsonl", tmp_path / "samples.json"
+    path.write_text((json.dumps(row) + "\n") * 2)
+    flags = ["--model", save_model(tmp_path / "model"), "--task", "commongen", "--rows", path, "--output", output]
+    flags += ["--reward", "rouge", "--num_samples", "4", "--mask_rates", "0.5"]
+    monkeypatch.setattr(sys, "argv", ["samples.py", *map(str, flags)])
+    load_benchmark("samples").main()
+    assert [row["static_target"] for row in json.loads(output.read_text())["rows"]][:2] == ["worst", "random"]
+
+
 def curve(*points: tuple[float, float]) -> list[dict[str, float]]:
     return [{"step": n, "seconds": seconds, "reward": reward} for n, (seconds, reward) in enumerate(points)]
 
