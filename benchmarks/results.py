@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
+from semioffline.cli.compare import METHODS
 
 
 def variants(settings: dict[str, dict[str, Any]], looks: int = 4) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
     every = [run for runs in results.values() for run in runs]
     metrics = list(every[0]["values"])
     reference = results.get(plan.reference)
+    p_values = {pair: _p_value(metrics[0], *(results[name] for name in pair)) for pair in combinations(results, 2)}
     methods = {}
     for method, runs in results.items():
         other = None if method == plan.reference else reference
@@ -47,7 +49,9 @@ def summarise(plan: Plan) -> dict[str, Any]:
             "peak_mb": _mean_if_known(runs, "peak_mb"),
             "curve": curve,
             "matched_after": _matched_after(curve, other),
-            "p_by_method": {name: _p_value(metrics[0], runs, them) for name, them in results.items() if name != method},
+            "p_by_method": {
+                one if other == method else other: p for (one, other), p in p_values.items() if method in (one, other)
+            },
         }
     return {
         "metrics": metrics,

@@ -149,6 +149,8 @@ def test_a_claim_about_two_methods_neither_of_which_is_the_reference(tmp_path):
         (tmp_path / "one.json").write_text(json.dumps(made))
         figures, found = claims.judge(claim(better="gold"), tmp_path)
         assert (found, figures.endswith(f"p = {p}")) == (verdict, True)
+    with pytest.raises(UserError, match="knows when semi_offline had a reward"):
+        claims.judge(claim(better="gold", share=0.5), tmp_path)
     made["metrics"] = ["click_rate", "rouge"]  # the p above would be of another metric
     (tmp_path / "one.json").write_text(json.dumps(made))
     with pytest.raises(UserError, match="tests methods against semi_offline only"):

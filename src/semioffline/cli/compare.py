@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,15 @@ def run(argv: list[str]) -> None:
     console = Console()
 
     def settings(method: str, **changes: Any) -> SemiOfflineConfig:
-        name = "mft" if method == START else method.partition("@")[0]
         own = {k: v for k, v in by_method[method].items() if k not in OWN}
-        own |= {"static_target": "ground_truth"} if method == START else {}  # there are no candidates yet
-        flags = _as_flags(own | changes | {"method": name, "use_cpu": device == "cpu"})
+        set_to: dict[str, Any] = {"method": method.partition("@")[0], "use_cpu": device == "cpu"}
+        if method == START:  # no candidates yet; its own settings are for its training: it is tested as all are
+            own, set_to = {}, set_to | {"method": "mft", "static_target": "ground_truth"}
+        flags = _as_flags(own | changes | set_to)
         return parse("compare", types, [*argv, *flags], defaults)[3]
 
-    start, rows = (None, None) if table_only else prepare(data, model, options, settings, folder, console.print)
-    own_settings = {method: own for method, own in by_method.items() if own}
-    by_method[START] = {}  # they are for its training; it is tested as all are
+    first = partial(settings, START, **by_method[START] | {"output_dir": str(folder / "start")})
+    start, rows = (None, None) if table_only else prepare(data, model, options, settings, first, folder, console.print)
     source = data.source(args.seed)
     this = [sys.executable, "-m", "semioffline", "compare"]
     workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // options.jobs - 1))] if options.jobs > 1 else []
@@ -103,7 +104,7 @@ def run(argv: list[str]) -> None:
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
-            "own_settings": own_settings,
+            "own_settings": {method: own for method, own in by_method.items() if own},
         },
     )
     if options.only == "timing":
@@ -145,7 +146,7 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, di
         if method not in [START, *options.methods, *bases]:
             raise unknown("method in --settings", method, [START, *options.methods])
     own = {m: given.get(base, {}) | given.get(m, {}) for m, base in zip(options.methods, bases, strict=True)}
-    return own | {START: given.get(START, {})}
+    return own | {START: {k: v for k, v in given.get(START, {}).items() if k not in OWN}}
 
 
 def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
@@ -191,10 +192,10 @@ def _percent(metrics: list[str]) -> dict[str, bool]:
 
 
 def prepare(
-    data: DataOptions, model: ModelOptions, options: CompareOptions, settings: Any, folder: Path, say: Any
+    data: DataOptions, model: ModelOptions, options: CompareOptions, settings: Any, first: Any, folder: Path, say: Any
 ) -> tuple[Path, Any]:
-    """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them."""
-    from semioffline.comparison import START
+    """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them.
+    first: the settings of the M-FT stage."""
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import SemiOfflineTrainer
 
@@ -207,7 +208,7 @@ def prepare(
     needs = any(
         load_method(args.method, args).needs_candidates or args.static_target != "ground_truth" for args in chosen
     )
-    args = settings(START, output_dir=str(folder / "start"), max_steps=max(options.start_steps, 1))
+    args = first(max_steps=max(options.start_steps, 1))
     if needs and (start / "config.json").exists():
         made = _made_before(_made_with(data, options, args), data, options, folder)
         if made is not None:
@@ -216,8 +217,8 @@ def prepare(
     rows = task.load(data.source(args.seed), "train")
     if options.start_steps and not (start / "config.json").exists():
         say("start: M-FT")
-        rate = {"learning_rate": options.start_learning_rate, "eval_on_start": False}
-        args = settings(START, output_dir=str(folder / "start"), max_steps=options.start_steps, **rate)
+        rate = options.start_learning_rate
+        args = first(max_steps=options.start_steps, learning_rate=rate, eval_on_start=False)
         trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, rows)
         trainer.train()
         trainer.save_model(str(start))

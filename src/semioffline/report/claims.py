@@ -10,10 +10,10 @@ from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.report import samples
-from semioffline.report.table import p_between, score
+from semioffline.report.table import LEVEL, p_between, score
 
-LEVEL, ERRORS = 0.05, 2.0
-"""A difference counts with p below the one, over inputs, and if it is more than so many standard errors over seeds."""
+ERRORS = 2.0
+"""A difference counts with p below LEVEL, over inputs, and if it is more than so many standard errors over seeds."""
 HOLDS, FAILS, UNCLEAR, OPEN = "holds", "does not hold here", "unclear", "not tested yet"
 
 
@@ -47,7 +47,11 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
     for name in ("better", "worse"):
         if claim[name] not in methods:
             raise UserError(f"{path} has no method '{claim[name]}' (it has: {', '.join(methods)})")
-    return _in_time(claim, methods) if "share" in claim else _in_value(claim, comparison, path)
+    if "share" not in claim:
+        return _in_value(claim, comparison, path)
+    if claim["better"] != comparison["reference"]:
+        raise UserError(f"{path} knows when {comparison['reference']} had a reward, not others: {claim['claim']}")
+    return _in_time(claim, methods)
 
 
 def _in_value(claim: dict[str, Any], comparison: dict[str, Any], path: Path) -> tuple[str, str]:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError
-from semioffline.report.table import as_lines, p_between
+from semioffline.report.table import LEVEL, as_lines, p_between
 
 OURS = "semi_offline"
-LEVEL = 0.05
 
 
 def markdown(result: dict[str, Any], folder: Path) -> str:

@@ -7,8 +7,10 @@ from typing import Any
 from rich.table import Table
 
 Cell = str
+LEVEL = 0.05
+"""A difference with p below it counts."""
 CAPTION = (
-    "On the test inputs, with a 95 % bootstrap interval; * differs from {reference} (paired bootstrap, p < 0.05). "
+    "On the test inputs, with a 95 % bootstrap interval; * differs from {reference} (paired bootstrap, p < {level}). "
     "Validation: the best reward there, by which settings are chosen. "
     "Matched after: the seconds until {reference} first had, on validation, the best reward of this method."
 )
@@ -50,7 +52,7 @@ def score(metric: dict[str, Any], percent: bool, interval: bool = True) -> Cell:
     """A mean with its interval; * where it differs from the reference."""
     factor, digits = (100, 2) if percent else (1, 3)
     mean, low, high = (metric[k] * factor for k in ("mean", "low", "high"))
-    star = "*" if metric.get("p") is not None and metric["p"] < 0.05 else ""
+    star = "*" if metric.get("p") is not None and metric["p"] < LEVEL else ""
     return f"{mean:.{digits}f}{star} ({low:.{digits}f}–{high:.{digits}f})" if interval else f"{mean:.{digits}f}{star}"
 
 
@@ -75,7 +77,7 @@ def as_lines(header: list[str], lines: list[list[Cell]]) -> list[str]:
 def caption(comparison: dict[str, Any]) -> str:
     missing = comparison.get("missing")
     left_out = f" Not run: {', '.join(missing)} (method:seed)." if missing else ""
-    return CAPTION.format(reference=comparison["reference"]) + left_out
+    return CAPTION.format(reference=comparison["reference"], level=LEVEL) + left_out
 
 
 def about(result: dict[str, Any]) -> str:
