@@ -86,7 +86,7 @@ def run(argv: list[str]) -> None:
         folder=folder,
         methods=[START, *options.methods],
         seeds={m: by_method[m].get("seeds", options.seeds) for m in options.methods} | {START: options.seeds[:1]},
-        steps={m: by_method[m]["steps"] for m in options.methods if "steps" in by_method[m]},
+        steps={m: by_method[m]["steps"] for m in options.methods if by_method[m].get("steps")},
         rewards=options.reward,
         rows=rows,
         dev=None if table_only else task.load(data.source(args.seed, data.eval_limit), "validation"),
