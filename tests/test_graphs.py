@@ -1,5 +1,5 @@
 """The trunk as recorded graphs. A recorder for the CPU stands for CUDA's: as there, the activations of a module exist
-once, for all shapes, and backward is that of the last forward."""
+once in each pool of memory, for all shapes, and backward is that of the last forward."""
 
 import gc
 import logging
@@ -35,7 +35,7 @@ def record(body: Any, tensors: list[torch.Tensor], pool: Any) -> Recording:
     inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
     parameters = [p for p in body.parameters() if p.requires_grad]
     wanted = [*(t for t in inputs if t.requires_grad), *parameters]
-    last: dict[str, torch.Tensor] = body.module.__dict__.setdefault("last activations", {})
+    last: dict[str, torch.Tensor] = body.module.__dict__.setdefault(f"last activations {pool}", {})
 
     def run() -> torch.Tensor:
         with torch.enable_grad():
@@ -143,13 +143,8 @@ def test_graphs_of_several_shapes_share_memory(tiny_policy, tiny_batch, settings
     assert {len(stack.forward.graphs) for stack in policy.stacks()} == {3}
 
 
-@pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind, same):
-    """The second pass must not overwrite the activations of the first, whatever its shape."""
-    policy, _ = graphed(kind)
-    plain = tiny_policy(kind).train()
-    batch = tiny_batch(policy)
+def two_passes(policy: Any, plain: Any, batch: Any, same: bool) -> None:
+    """Gradients of one pass, then of two before one backward, of a policy that replays and one that does not."""
     target = batch.target
     row = Row(target.ids, target.keep_mask, target.keep_mask)
     if same:
@@ -157,17 +152,59 @@ def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind, 
     else:
         other = Row(target.ids[:, :-2], target.keep_mask[:, :-2], target.keep_mask[:, :-2])
 
-    def loss(model: Any) -> torch.Tensor:
-        [first], [second] = model.predict(batch.source, [row]), model.predict(batch.source, [other])
-        return first.square().sum() + 3 * second.square().sum()
+    def loss(model: Any, weights: tuple[float, ...]) -> torch.Tensor:
+        """The weights differ, so that each pass must be met by its own backward."""
+        rows = [row, other, row][: len(weights)]
+        logits = [model.predict(batch.source, [row])[0] for row in rows]
+        return torch.stack([weight * z.square().sum() for weight, z in zip(weights, logits, strict=True)]).sum()
 
-    def one(model: Any, which: Row) -> torch.Tensor:
-        return model.predict(batch.source, [which])[0].square().sum()
+    for weights in [(1.0,), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0), (1.0, 2.0, 3.0), (2.0, 1.0)]:
+        assert_same(gradients(policy, loss(policy, weights)), gradients(plain, loss(plain, weights)))
+    for stack in policy.stacks():
+        assert {turn: sum(key.turn == turn for key in stack.forward.graphs) for turn in range(3)} == {0: 1, 1: 1, 2: 0}
 
-    for which in (row, other):  # both shapes are recorded
-        assert_same(gradients(policy, one(policy, which)), gradients(plain, one(plain, which)))
-    for _ in range(2):
-        assert_same(gradients(policy, loss(policy)), gradients(plain, loss(plain)))
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind, same):
+    """The second pass must not overwrite the activations of the first, whatever its shape: it is replayed in other
+    memory, from the step after the first such step on. A third runs plain."""
+    policy, _ = graphed(kind)
+    two_passes(policy, tiny_policy(kind).train(), tiny_batch(policy), same)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_passes_recorded_by_cuda(tiny_policy, tiny_batch, kind, same):
+    policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
+    use_cuda_graphs(policy)
+    plain.always_masked = True
+    two_passes(policy, plain, tiny_batch(policy), same)
+
+
+def test_what_was_to_be_recorded_later_waits_for_the_same_circumstances(graphed, tiny_policy, tiny_batch):
+    """A parameter that is frozen in between: the waiting pass is not recorded for a set that it was not meant for."""
+    policy, [stack] = graphed("llama")
+    plain = tiny_policy("llama").train()
+    batch = tiny_batch(policy)
+    row = Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)
+
+    def loss(model: Any, passes: int) -> torch.Tensor:
+        return torch.stack([model.predict(batch.source, [row])[0].square().sum() for _ in range(passes)]).sum()
+
+    frozen = [model.base.model.layers[0].mlp.up_proj.weight for model in (policy, plain)]
+    gradients(policy, loss(policy, 2))
+    for weight in frozen:
+        weight.requires_grad_(False)
+    for passes in (1, 2, 2):
+        assert_same(gradients(policy, loss(policy, passes)), gradients(plain, loss(plain, passes)))
+    assert all(weight.grad is None for weight in frozen)
+    for weight in frozen:
+        weight.requires_grad_(True)
+    for passes in (2, 2):
+        assert_same(gradients(policy, loss(policy, passes)), gradients(plain, loss(plain, passes)))
+    assert sorted(key.turn for key in stack.graphs) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

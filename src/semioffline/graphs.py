@@ -23,7 +23,9 @@ from semioffline.model_setup import is_peft
 
 logger = logging.getLogger(__name__)
 MOST = 12
-"""Shapes recorded for each module. A graph holds on to the memory of its outputs and gradients."""
+"""Shapes recorded for each module and turn. A graph holds on to the memory of its outputs and gradients."""
+TURNS = 2
+"""Passes of one step that may wait for their backward, each with memory of its own: `one+another` has two."""
 MOST_FUNCTIONS = 64
 """Shapes recorded for each function without gradient."""
 
@@ -123,15 +125,27 @@ class _Replay(torch.autograd.Function):
         return None, None, *(None if own is None else own.detach() for own in recording.input_gradients)
 
 
+class _Key(NamedTuple):
+    """What a recording is for."""
+
+    turn: int
+    shapes: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    around: tuple[Any, ...]
+    """Autocast, and which parameters are trained."""
+
+
 class _Graph(NamedTuple):
     """One recorded shape."""
 
     body: _Body
     replay: Recording
+    turn: int
 
 
 def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
-    """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module share."""
+    """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module and turn
+    share."""
     gc.collect()  # what an earlier step left of its autograd graph would be met in the recorded one
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     parameters = [parameter for parameter in body.parameters() if parameter.requires_grad]
@@ -245,10 +259,12 @@ class Replayed:
 
 class GraphedForward:
     """Stands for a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments
-    that are neither tensors nor plain values, while `blocked`, while a graph still waits for its backward, and after
+    that are neither tensors nor plain values, while `blocked`, while TURNS graphs wait for their backward, and after
     MOST shapes.
 
-    The graphs of all shapes share their memory: one step needs one of them, from its forward to its backward.
+    The graphs of all shapes share their memory: one step needs one of them, from its forward to its backward. A pass
+    beside one that waits has its turn in other memory. It is recorded at the next step: what autograd knows of the
+    step that is under way, such as the use of a head's weight, would be met in the recording.
     """
 
     def __init__(
@@ -266,14 +282,18 @@ class GraphedForward:
         self.plain = run or module.forward
         self._names = list(inspect.signature(module.forward).parameters)
         self._parameters = list(module.parameters())
-        self.graphs: dict[Any, _Graph] = {}
+        self.graphs: dict[_Key, _Graph] = {}
         self.weights: dict[nn.Parameter, None] = {}
         """Parameters that get their gradients from graphs."""
         self._record = record
         self._warned = False
-        self._pool: Any = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
-        self.busy = False
-        """Between forward and backward: activations must not be overwritten."""
+        self._pools: list[Any] = [
+            torch.cuda.graph_pool_handle() if torch.cuda.is_available() else turn for turn in range(TURNS)
+        ]
+        self._later: dict[_Key, tuple[_Body, list[Tensor]]] = {}
+        """What waits to be recorded."""
+        self.busy: set[int] = set()
+        """Turns between forward and backward: their activations must not be overwritten."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = dict(zip(self._names, args, strict=False)) | kwargs | self.extra()
@@ -286,7 +306,7 @@ class GraphedForward:
             or not torch.is_grad_enabled()
         ):
             return self.plain(**kwargs)
-        graph = None if self.busy else self._find(tensors, rest)
+        graph = self._find(tensors, rest)
         if graph is None:
             return self.plain(**kwargs)
         for parameter in self.weights:
@@ -294,21 +314,27 @@ class GraphedForward:
                 parameter.grad = parameter.grad.clone()
         hidden = graph.replay(*tensors.values())
         if hidden.requires_grad:
-            self.busy = True
-            hidden.register_hook(self._release)
+            self.busy.add(graph.turn)
+            hidden.register_hook(partial(self._release, graph.turn))
         else:  # nothing says when it is not needed any more
             hidden = hidden.clone()
         return graph.body.kind(last_hidden_state=hidden)
 
-    def _release(self, gradient: Tensor) -> None:
-        self.busy = False
+    def _release(self, turn: int, gradient: Tensor) -> None:
+        self.busy.discard(turn)
 
     def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Graph | None:
+        turn = next((turn for turn in range(TURNS) if turn not in self.busy), None)
+        if turn is None:
+            return None
         shapes = tuple((name, t.shape, t.dtype, t.requires_grad) for name, t in tensors.items())
         trained = tuple(parameter.requires_grad for parameter in self._parameters)
-        key = (shapes, tuple(rest.items()), torch.is_autocast_enabled(self._device), trained)
-        if key not in self.graphs:
-            if len(self.graphs) >= MOST:
+        key = _Key(turn, shapes, tuple(rest.items()), (torch.is_autocast_enabled(self._device), trained))
+        if not self.busy:
+            for other in [other for other in self._later if other.around == key.around]:
+                self._add(other, *self._later.pop(other))
+        if key not in self.graphs and key not in self._later:
+            if sum(known.turn == turn for known in [*self.graphs, *self._later]) >= MOST:
                 if not self._warned:
                     logger.warning(
                         "cuda_graphs: more than %d shapes of batches; the others run without a graph: "
@@ -318,9 +344,16 @@ class GraphedForward:
                 self._warned = True
                 return None
             body = _Body(self.module, self.plain, list(tensors), rest)
-            self.graphs[key] = graph = _Graph(body, self._record(body, list(tensors.values()), self._pool))
-            self.weights |= dict.fromkeys(parameter for parameter, _ in graph.replay.weights)
-        return self.graphs[key]
+            if self.busy:
+                copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors.values()]
+                self._later[key] = body, copies
+            else:
+                self._add(key, body, list(tensors.values()))
+        return self.graphs.get(key)
+
+    def _add(self, key: _Key, body: _Body, tensors: list[Tensor]) -> None:
+        self.graphs[key] = graph = _Graph(body, self._record(body, tensors, self._pools[key.turn]), key.turn)
+        self.weights |= dict.fromkeys(parameter for parameter, _ in graph.replay.weights)
 
     @property
     def _device(self) -> str:
@@ -368,4 +401,4 @@ def use_cuda_graphs(policy: Any) -> None:
 def forget_step(policy: Any) -> None:
     """A step that was broken off has no backward to wait for."""
     for stack in policy.stacks():
-        stack.forward.busy = False
+        stack.forward.busy.clear()
