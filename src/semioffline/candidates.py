@@ -6,19 +6,21 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from semioffline.data import Collator, Examples
+from semioffline.codec import Encoded
+from semioffline.data import Collator, Examples, Tokens, pad
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
 from semioffline.reward_calls import reward_columns
 from semioffline.reward_set import RewardSet
+from semioffline.sampling import Draws
 from semioffline.types import Batch, Text
 
 OUTPUT = "candidates.jsonl"
@@ -110,72 +112,90 @@ def _write_aside(path: Path, text: str) -> None:
     os.replace(aside, path)
 
 
+class Fresh(NamedTuple):
+    step: int
+    """When it was sampled."""
+    ids: list[int]
+    """Empty where the sample was: the static target of the data stays."""
+    words: list[int]
+
+
 class FreshTargets:
-    """The policy's latest sample for every example that has one: {example: (ids, words)}."""
+    """Static targets that follow the policy: {example: its latest sample}. They are at most `refresh_every` steps old.
+
+    The steps are cut into blocks of that many. The first has the static targets of the data. Then a sample is made for
+    every example of the block before it is used, many at a time: when its step shows the batches that are to come, or
+    else with its own batch.
+    """
 
     file_name = "static_targets.jsonl"
 
     def __init__(self) -> None:
-        self.texts: dict[int, tuple[list[int], list[int]]] = {}
+        self.texts: dict[int, Fresh] = {}
 
-    def refresh(self, policy: Policy, batch: Batch, args: Any, randomness: Randomness) -> None:
-        """Sample a new static target for every example of the batch; an empty one changes nothing.
+    def refresh(self, policy: Policy, batch: Batch, upcoming: list[Batch], args: Any, randomness: Randomness) -> None:
+        """upcoming: batches of this step and the next ones, which no step has shown before. Every process learns the
+        samples of all."""
+        block = randomness.step - randomness.step % args.refresh_every
+        if block == 0:
+            return
+        self.texts = {example: fresh for example, fresh in self.texts.items() if fresh.step >= block}
+        rows = {
+            example: (_tokens(part.source, b), part.columns["prompt"][b])
+            for part in upcoming or [batch]
+            for b, example in enumerate(part.index.tolist())
+            if example not in self.texts
+        }
+        order = sorted(rows, key=lambda example: (-len(rows[example][0].ids), example))  # little padding
+        size = max(args.per_device_eval_batch_size, args.per_device_train_batch_size)
+        new: dict[int, Fresh] = {}
+        for start in range(0, len(order), size):
+            new |= _sample(policy, {n: rows[n] for n in order[start : start + size]}, args, randomness)
+        parts = [new]
+        if upcoming and args.world_size > 1:
+            from accelerate.utils import gather_object
 
-        One example at a time, so that its sample depends on its own random numbers only. Every process learns the
-        samples of all.
-        """
-        new: dict[int, tuple[list[int], list[int]]] = {}
-        devices = [policy.device] if policy.device.type == "cuda" else []
-        for b, example in enumerate(batch.index.tolist()):
-            keep = batch.source.keep_mask[b]
-            source = Text(batch.source.ids[b][keep][None], keep[keep][None], batch.source.words[b][keep][None])
-            longest = policy.longest_output(source, args.max_completion_length)
-            decoding = Decoding(
-                do_sample=True,
-                temperature=args.temperature,
-                top_k=args.top_k,
-                top_p=args.top_p,
-                max_new_tokens=longest,
-            )
-            with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(randomness.key("fresh", example))
-                [ids] = policy.generate(source, decoding)
-            [text] = policy.decode([ids])
-            if text:
-                [encoded] = policy.encode_targets([text], [batch.columns["prompt"][b]], longest)
-                new[example] = (encoded.ids, encoded.words)
-        for part in _from_all_processes(new, args):
-            self.texts |= part
+            parts = gather_object(parts)
+        for known in parts:
+            self.texts |= known
 
     def replace(self, static: Text, index: Tensor, pad_id: int) -> Text:
         """The static targets, with the fresh ones in the place of those that have one."""
-        keep_mask = static.keep_mask
-        kept = [
-            self.texts.get(example, (static.ids[b][keep_mask[b]].tolist(), static.words[b][keep_mask[b]].tolist()))
-            for b, example in enumerate(index.tolist())
-        ]
-        length = max(len(ids) for ids, _ in kept)
-        ids = torch.tensor([ids + [pad_id] * (length - len(ids)) for ids, _ in kept])
-        words = torch.tensor([words + [-1] * (length - len(words)) for _, words in kept])
-        keep = torch.tensor([[n < len(ids) for n in range(length)] for ids, _ in kept])
-        return Text(ids, keep, words).to(static.ids.device)
+        kept = []
+        for b, example in enumerate(index.tolist()):
+            fresh = self.texts.get(example)
+            kept.append(
+                Tokens.of(Encoded(fresh.ids, fresh.words, False)) if fresh and fresh.ids else _tokens(static, b)
+            )
+        return pad(kept, pad_id).to(static.ids.device)
 
     def save(self, folder: Path) -> None:
         lines = [
-            json.dumps({"example": example, "ids": ids, "words": words}) + "\n"
-            for example, (ids, words) in sorted(self.texts.items())
+            json.dumps({"example": example} | fresh._asdict()) + "\n" for example, fresh in sorted(self.texts.items())
         ]
         (folder / self.file_name).write_text("".join(lines))
 
     def load(self, folder: Path) -> None:
         path = folder / self.file_name
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        self.texts = {row["example"]: (row["ids"], row["words"]) for row in rows}
+        self.texts = {row.pop("example"): Fresh(**row) for row in rows}
 
 
-def _from_all_processes(new: Any, args: Any) -> list[Any]:
-    if args.world_size == 1:
-        return [new]
-    from accelerate.utils import gather_object
+def _tokens(text: Text, row: int) -> Tokens:
+    keep = text.keep_mask[row]
+    return Tokens(text.ids[row][keep].cpu().numpy(), text.words[row][keep].cpu().numpy())
 
-    return gather_object([new])
+
+def _sample(policy: Policy, rows: dict[int, tuple[Tokens, str]], args: Any, randomness: Randomness) -> dict[int, Fresh]:
+    """A text for each example, given its source and its prompt. The numbers that it is drawn with are its own."""
+    sources, prompts = zip(*rows.values(), strict=True)
+    source = pad(sources, policy.pad_id)
+    longest = policy.longest_output(source, args.max_completion_length)
+    uniforms = randomness.uniform("fresh", torch.tensor([*rows]), [longest] * len(rows)).view(-1, longest)
+    draws = Draws(uniforms, args.temperature, args.top_k, args.top_p)
+    texts = policy.decode(policy.generate(source, Decoding(max_new_tokens=longest), draws=draws))
+    encoded = policy.encode_targets(texts, prompts, longest)
+    return {
+        example: Fresh(randomness.step, e.ids if text else [], e.words if text else [])
+        for example, text, e in zip(rows, texts, encoded, strict=True)
+    }

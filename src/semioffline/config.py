@@ -54,7 +54,7 @@ class SemiOfflineConfig(TrainingArguments):
     mask_span: float = option(3.0, "mask_pattern=span: mean length of a run of hidden tokens (or words).")
     mask_rate_end: float | None = option(None, "mask_rate goes to this value, in a straight line over training.")
     refresh_every: int = option(
-        0, "At every n-th step the batch's static targets become samples of the policy; 0 means never."
+        0, "After n steps static targets are samples of the policy, at most n steps old; 0: those of the data."
     )
     eos_after: int | None = option(
         None, "Samples may end early: EOS may be drawn after so many tokens; they are as long as the target otherwise."

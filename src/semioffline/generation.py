@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from semioffline.decoding import Decoding
+from semioffline.decoding import Decoding, TokenRule
 from semioffline.errors import UserError
 from semioffline.graphs import refuse_adapter
 from semioffline.layout import pad_left
@@ -64,8 +64,11 @@ class Generator:
         self.replays_decoding = problem is None
 
     @torch.no_grad()
-    def generate(self, source: Text, decoding: Decoding, keep_end: bool = False) -> list[list[int]]:
-        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it)."""
+    def generate(
+        self, source: Text, decoding: Decoding, keep_end: bool = False, draws: TokenRule | None = None
+    ) -> list[list[int]]:
+        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). draws: the last that
+        chooses among the tokens."""
         ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
         if not self.is_encoder_decoder:
             ids, keep = pad_left(ids, keep, self.pad_id)
@@ -77,16 +80,18 @@ class Generator:
         stance = torch.compiler.set_stance("force_eager") if self.layers_are_compiled else nullcontext()
         try:
             with stance:
-                out = self._generate(ids, keep, ends, decoding)
+                out = self._generate(ids, keep, ends, decoding, draws)
         finally:
             self.model.train(training)
         new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
         ends = set(ends) if isinstance(ends, list) else {ends}
         return [_until(row, ends, keep_end) for row in new.tolist()]
 
-    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding) -> Tensor:
+    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding, draws: TokenRule | None) -> Tensor:
         suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
         settings = decoding.generate_kwargs()
+        if draws is not None:
+            settings |= {"logits_processor": [draws]}
         steps: Any = nullcontext()
         if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
             settings |= static_cache(self.base, keep, decoding.max_new_tokens)

@@ -55,6 +55,21 @@ def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(impossible, probabilities.argmax(1, keepdim=True), ids), entropy
 
 
+class Draws:
+    """Makes greedy decoding sample: each row takes the tokens that its own numbers fall on, whatever rows are beside
+    it. A logits processor for `generate`."""
+
+    def __init__(self, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0):
+        """uniforms: (B, T), one for each row and token."""
+        self.uniforms, self.settings, self.position = uniforms, (temperature, top_k, top_p), 0
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        z = sampling_logits(scores, scores > -torch.inf, *self.settings)
+        drawn, _ = draw(z, self.uniforms[:, self.position, None])
+        self.position += 1
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
+
+
 def draw_uniforms(
     observation: Observation, index: Tensor, num_samples: int, randomness: Randomness, purpose: str
 ) -> Tensor:

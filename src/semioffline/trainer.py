@@ -7,6 +7,7 @@ import os
 import time
 from collections import defaultdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         weighed = self.method.needs_reward or self.method.needs_candidates
         self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and weighed else None
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
+        self._waiting: list[Batch] = []
 
     def _make_fast(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -192,17 +194,24 @@ class SemiOfflineTrainer(SafeCheckpoints):
         the whole step, over all micro-batches and processes."""
         if self.state.global_step >= self.state.max_steps:  # resumed when all steps were done already
             return [], None
-        batches = []
-        for _ in range(num_batches):
-            try:
-                batches.append(next(epoch_iterator))
-            except StopIteration:
-                break
+        batches = self._next_batches(epoch_iterator, num_batches)
         tokens = sum(int(batch.target.keep_mask.sum()) for batch in batches)
         counts = [tokens, sum(len(batch) for batch in batches)]
         if self.args.world_size == 1:
             return batches, counts
         return batches, self.accelerator.reduce(torch.tensor(counts, device=device), "sum")
+
+    def _next_batches(self, epoch_iterator: Any, number: int) -> list[Batch]:
+        """A method that looks ahead is shown those of several steps, in blocks that begin at multiples of so many."""
+        ahead, step = self.method.steps_ahead, self.state.global_step
+        if not ahead:
+            return list(islice(epoch_iterator, number))
+        if not self._waiting:
+            steps = min(ahead - step % ahead, self.state.max_steps - step)
+            self._waiting = list(islice(epoch_iterator, steps * self.args.gradient_accumulation_steps))
+            self.method.look_ahead(self._waiting)
+        batches, self._waiting = self._waiting[:number], self._waiting[number:]
+        return batches
 
     def get_train_dataloader(self) -> Any:
         """Batches stay on the host: masks are drawn there. `training_step` moves them for methods that want them on the
@@ -359,6 +368,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
+        self._waiting = []
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from steps_worker import CASES, ROWS
+from steps_worker import CASES, REFRESH, ROWS
 from toy import KINDS, build_rows, build_uneven_rows, train, weights
 
 from semioffline.randomness import Randomness
@@ -55,8 +55,9 @@ def test_accumulation_does_not_change_the_step(kind: str, rows: Dataset, tmp_pat
         {"loss_scale": "sequence", "baseline": "leave_one_out", "scale_rewards": True},
         {"mask_unit": "word", "label_smoothing_factor": 0.1, "temperature": 0.7, "top_p": 0.9},
         {"method": "mft"},
+        {"refresh_every": 1, "max_completion_length": 16},
     ],
-    ids=["sequence", "word", "mft"],
+    ids=["sequence", "word", "mft", "refresh"],
 )
 def test_settings_keep_it(settings: dict, tmp_path: Path) -> None:
     rows = build_uneven_rows(16)
@@ -107,6 +108,9 @@ def test_two_processes_make_the_same_step(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     rows = build_uneven_rows(ROWS)
     whole = {kind: weights(train(tmp_path / kind, kind=kind, rows=rows, **WHOLE)) for kind in KINDS}
+    refreshed = weights(train(tmp_path / "whole", rows=rows, **WHOLE, **REFRESH))
+    assert largest_error(refreshed, whole["bart"]) > 100
     for name, settings in CASES.items():
-        assert largest_error(torch.load(tmp_path / f"{name}.pt"), whole[settings["kind"]]) <= 1, name
+        expected = refreshed if name == "refresh" else whole[settings["kind"]]
+        assert largest_error(torch.load(tmp_path / f"{name}.pt"), expected) <= 1, name
     assert largest_error(torch.load(tmp_path / "wrong-key.pt"), whole["bart"]) > 100

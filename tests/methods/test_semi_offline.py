@@ -83,7 +83,7 @@ VARIANTS = [
     {"mask_pattern": "suffix"},
     {"mask_pattern": "span"},
     {"mask_rate_end": 0.9, "max_steps": 10},
-    {"refresh_every": 2, "max_completion_length": 12},
+    {"refresh_every": 1, "max_completion_length": 12},
     {"eos_after": 3},
     {"eos_after": 1, "mask_pattern": "complementary"},
 ]
@@ -109,7 +109,7 @@ def test_every_variant_makes_a_step(step, kind, changes):
     assert len(watched.output.completions()) == K * len(batch)
 
 
-@pytest.mark.parametrize("changes", [{"observation": "full"}, {"observation": "no_mask"}, {"refresh_every": 2}])
+@pytest.mark.parametrize("changes", [{"observation": "full"}, {"observation": "no_mask"}, {"refresh_every": 1}])
 def test_passes_without_gradient_leave_no_trace(tiny_policy, tiny_batch, settings, monkeypatch, changes):
     """They switch dropout off, and on again, and take nothing from torch's generator."""
     policy = tiny_policy("bart", config={"dropout": 0.1}).train()
@@ -370,56 +370,89 @@ def fresh_step(policy, batch, method, step):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_nth_step_the_static_targets_become_the_policys_own(tiny_policy, tiny_batch, settings, monkeypatch, kind):
+def test_after_n_steps_the_static_targets_are_the_policys_own(tiny_policy, tiny_batch, settings, monkeypatch, kind):
     policy = tiny_policy(kind)
     batch = tiny_batch(policy)
     args = settings(num_samples=K, refresh_every=3, max_completion_length=12, mask_rate=0.0)
     method = Method(args)
-    steps = [Watched(policy, batch, args, monkeypatch, method, Randomness(0, n)) for n in range(4)]
+    steps = [Watched(policy, batch, args, monkeypatch, method, Randomness(0, n)) for n in range(7)]
     length = batch.static.ids.shape[1]
-    for before in steps[:2]:
+    for before in steps[:3]:
         assert torch.equal(before.samples.ids[:, 0, :length], batch.static.ids)
         assert before.cost["rl_rows"] == len(batch)
-    fresh = steps[2].samples
+    later = steps[6].samples
     assert set(method.fresh.texts) == set(batch.index.tolist())
     for b, example in enumerate(batch.index.tolist()):
-        ids, words = method.fresh.texts[example]
-        assert fresh.ids[b, 0][fresh.keep_mask[b]].tolist() == ids
+        step, ids, words = method.fresh.texts[example]
+        assert step == 6
+        assert later.ids[b, 0][later.keep_mask[b]].tolist() == ids
         assert ids[-1] == policy.tokenizer.eos_token_id
         assert len(ids) == len(words) <= 12
         assert words[-1] == -1
         assert max(words) >= 0
         assert ids != batch.static.ids[b][batch.static.keep_mask[b]].tolist()
-    assert steps[2].cost["rl_rows"] > len(batch)  # generating them is counted
-    assert torch.equal(steps[3].samples.ids, fresh.ids)  # and they are used from then on
-    assert steps[3].cost["rl_rows"] == len(batch)
+    for n in (3, 6):
+        assert steps[n].cost["rl_rows"] > len(batch)  # generating them is counted
+    for n in (4, 5):  # and they are used until new ones come
+        assert torch.equal(steps[n].samples.ids, steps[3].samples.ids)
+        assert steps[n].cost["rl_rows"] == len(batch)
+    assert not torch.equal(later.ids, steps[3].samples.ids)
 
 
 def test_a_fresh_target_depends_on_its_own_example_and_step_only(tiny_policy, tiny_batch, settings):
     policy = tiny_policy("bart")
     args = settings(num_samples=K, refresh_every=1, max_completion_length=12)
     whole, alone, later = Method(args), Method(args), Method(args)
-    fresh_step(policy, tiny_batch(policy, 4), whole, 0)
+    fresh_step(policy, tiny_batch(policy, 4), whole, 1)
     torch.rand(7)
-    fresh_step(policy, tiny_batch(policy, 1), alone, 0)
-    fresh_step(policy, tiny_batch(policy, 1), later, 1)
+    fresh_step(policy, tiny_batch(policy, 1), alone, 1)
+    fresh_step(policy, tiny_batch(policy, 1), later, 2)
     [(example, text)] = alone.fresh.texts.items()
     assert whole.fresh.texts[example] == text
-    assert later.fresh.texts[example] != text
-    assert len({tuple(ids) for ids, _ in whole.fresh.texts.values()}) == 4
+    assert later.fresh.texts[example].ids != text.ids
+    assert len({tuple(fresh.ids) for fresh in whole.fresh.texts.values()}) == 4
+
+
+def test_fresh_targets_of_many_batches_are_made_at_once(tiny_policy, tiny_batch, settings, monkeypatch):
+    """Shown ahead, all of them are sampled in the first step; those of the block before are forgotten."""
+    policy = tiny_policy("llama")
+    batches = [tiny_batch(policy, 4), tiny_batch(policy, 4)]
+    batches[1].index += 4
+    args = settings(num_samples=K, refresh_every=2, max_completion_length=12, per_device_eval_batch_size=8)
+    method, sizes, generate = Method(args), [], policy.generate
+    monkeypatch.setattr(
+        policy, "generate", lambda source, *a, **k: sizes.append(len(source.ids)) or generate(source, *a, **k)
+    )
+    assert method.steps_ahead == 2
+    for step in range(2, 5):
+        if step % 2 == 0:
+            method.look_ahead(batches)
+        fresh_step(policy, batches[step % 2], method, step)
+        assert {fresh.step for fresh in method.fresh.texts.values()} == {step - step % 2}
+        assert set(method.fresh.texts) == set(range(8))
+    assert sizes == [8, 8]
+
+
+def test_an_empty_sample_leaves_the_static_target(tiny_policy, tiny_batch, settings, monkeypatch):
+    policy = tiny_policy("bart")
+    batch = tiny_batch(policy)
+    args = settings(num_samples=K, refresh_every=1, max_completion_length=12, mask_rate=0.0)
+    monkeypatch.setattr(policy, "generate", lambda source, *a, **k: [[] for _ in source.ids])
+    samples = Watched(policy, batch, args, monkeypatch, randomness=Randomness(0, 1)).samples
+    assert torch.equal(samples.ids[:, 0], batch.static.ids)
 
 
 def test_fresh_targets_are_exact_after_save_and_load(tiny_policy, tiny_batch, settings, monkeypatch, tmp_path):
     policy = tiny_policy("llama")
     batch = tiny_batch(policy)
     args = settings(num_samples=K, refresh_every=2, max_completion_length=12)
-    method = fresh_step(policy, batch, Method(args), 1)
+    method = fresh_step(policy, batch, Method(args), 2)
     method.save(tmp_path)
     resumed = Method(args)
     resumed.load(tmp_path)
     assert resumed.fresh.texts == method.fresh.texts
     assert len(resumed.fresh.texts) == 4
-    results = [Watched(policy, batch, args, monkeypatch, m, Randomness(0, 2)) for m in (method, resumed)]
+    results = [Watched(policy, batch, args, monkeypatch, m, Randomness(0, 3)) for m in (method, resumed)]
     assert torch.equal(results[0].samples.ids, results[1].samples.ids)
     assert results[0].output.terms[1].total == results[1].output.terms[1].total
 

@@ -31,6 +31,8 @@ class BaseMethod:
     """Whether `step` takes its batch as it was collated, in the host's memory: masks and indices computed there do not
     make the host wait for the device, and `policy.predict` and the losses send what they are given. Otherwise the batch
     comes on the policy's device."""
+    steps_ahead = 0
+    """For how many steps at a time `look_ahead` is to be shown the batches; 0: never."""
 
     def __init__(self, args: Any):
         self.args = args
@@ -40,6 +42,10 @@ class BaseMethod:
 
     def prepare(self, policy: Policy, examples: Any) -> None:
         """Called once, before training, with the tokenised training data: for what must be computed or added first."""
+
+    def look_ahead(self, batches: list[Batch]) -> None:
+        """Called before the first of `steps_ahead` steps with the batches of all of them, as they were collated: for
+        what is cheaper for many at once. Less often shown: at the end of an epoch, and after a resume."""
 
     def save(self, folder: Path) -> None:
         """Write what the method itself has learnt or drawn into a checkpoint."""
@@ -88,6 +94,7 @@ class Combined(BaseMethod):
         self.needs_reward = any(method.needs_reward for method in methods.values())
         self.needs_candidates = any(method.needs_candidates for method in methods.values())
         self.batch_on_host = all(method.batch_on_host for method in methods.values())
+        self.steps_ahead = max(method.steps_ahead for method in methods.values())
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         outputs = {name: method.step(policy, batch, score, randomness) for name, method in self.methods.items()}
@@ -123,6 +130,10 @@ class Combined(BaseMethod):
     def prepare(self, policy: Policy, examples: Any) -> None:
         for method in self.methods.values():
             method.prepare(policy, examples)
+
+    def look_ahead(self, batches: list[Batch]) -> None:
+        for method in self.methods.values():
+            method.look_ahead(batches)
 
     def save(self, folder: Path) -> None:
         for method in self.methods.values():

@@ -57,6 +57,8 @@ class Method(BaseMethod):
     def __init__(self, args: Any):
         super().__init__(args)
         self.fresh = FreshTargets()
+        self.steps_ahead = args.refresh_every
+        self._upcoming: list[Batch] = []
         self.total_steps: int = args.max_steps
         factors = partial(sparse_factors, baseline=args.baseline, scale=args.scale_rewards, loss_scale=args.loss_scale)
         self._factors = Replayed(factors) if args.cuda_graphs else factors
@@ -102,8 +104,8 @@ class Method(BaseMethod):
             uniforms = randomness.uniform("static", batch.index, [1] * len(batch))
             static = pick_static(batch.static, batch.static_counts, uniforms)
         if self.args.refresh_every:
-            if (randomness.step + 1) % self.args.refresh_every == 0:
-                self.fresh.refresh(policy, batch, self.args, randomness)
+            self.fresh.refresh(policy, batch, self._upcoming, self.args, randomness)
+            self._upcoming = []
             static = self.fresh.replace(static, batch.index, policy.pad_id)
         return static
 
@@ -155,6 +157,9 @@ class Method(BaseMethod):
         if self.args.mask_rate_end is not None and self.total_steps <= 0:
             raise UserError("mask_rate_end needs the number of training steps: set max_steps")
         return scheduled_rate(self.args.mask_rate, self.args.mask_rate_end, step, self.total_steps)
+
+    def look_ahead(self, batches: list[Batch]) -> None:
+        self._upcoming = batches
 
     def prepare(self, policy: Policy, examples: Any) -> None:
         """Count the steps of training, as transformers.Trainer does, where max_steps does not say."""
