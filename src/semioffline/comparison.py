@@ -228,12 +228,13 @@ class _Looks(TrainerCallback):
 class _Clock(TrainerCallback):
     """Seconds of each step, with all that the device still had to do; stops training when there are enough."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, block: int = 0) -> None:
+        """block: the method does something once in so many steps, from the second time on."""
         self.settled: list[float] = []
         """Of steps in which nothing was recorded."""
         self.recording: list[float] = []
         """Of the others."""
-        self.seconds = seconds
+        self.seconds, self.block = seconds, block
 
     @staticmethod
     def now() -> float:
@@ -248,14 +249,18 @@ class _Clock(TrainerCallback):
         times = self.settled if recordings() == self.known else self.recording
         times.append(self.now() - self.began)
         spent = sum(self.settled) + sum(self.recording)
-        enough = len(self.settled) >= PROBE_WARM + PROBE_TIMED and spent >= self.seconds
+        enough = len(self.settled) >= max(PROBE_WARM + PROBE_TIMED, 3 * self.block) and spent >= self.seconds
         control.should_training_stop = control.should_training_stop or enough
 
     def measured(self) -> dict[str, float]:
         """The median of the later half of the settled steps: the first ones pay for memory and kernels that are there
-        afterwards. And what recording took, once."""
+        afterwards. Or the mean of the last whole blocks, but two. And what recording took, once."""
         times = self.settled or self.recording
-        step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
+        blocks = len(times) // self.block - 2 if self.block else 0
+        if blocks > 0:
+            step = statistics.mean(times[-blocks * self.block :])
+        else:
+            step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
         first = sum(self.recording) - len(self.recording) * step
         return {"seconds_per_step": step, "seconds_recording": max(first, 0.0)}
 
@@ -270,10 +275,13 @@ def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) ->
         args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, eval_on_start=False)
         tokenised = {} if tokenised is None else tokenised
         lengths = args.max_prompt_length, args.max_completion_length
-        same = load_method(args.method, args).needs_candidates, args.static_target, args.truncation_side, *lengths
+        loaded = load_method(args.method, args)
+        args.max_steps = max(args.max_steps, 3 * loaded.steps_ahead)
+        same = loaded.needs_candidates, args.static_target, args.truncation_side, *lengths
         trainer = SemiOfflineTrainer(plan.load(), plan.rewards, args, tokenised.get(same, plan.rows))
         tokenised[same] = trainer.train_dataset
-        clock = _Clock(min(PROBE_SECONDS, PROBE_SHARE * (plan.budget_seconds or 0.0)))
+        seconds = min(PROBE_SECONDS, PROBE_SHARE * (plan.budget_seconds or 0.0))
+        clock = _Clock(seconds, loaded.steps_ahead)
         trainer.add_callback(clock)
         trainer.train()
         known[method] = own = clock.measured()

@@ -105,6 +105,20 @@ def test_what_recording_graphs_takes_is_counted_once_and_not_in_every_step(monke
     assert clock.measured() == {"seconds_per_step": 1.0, "seconds_recording": 50.0}
 
 
+def test_what_is_done_once_in_a_block_of_steps_is_in_their_mean(monkeypatch):
+    """Steps of a second; from the second block of five on the first of them takes ten more: three seconds a step."""
+    clock, control = comparison._Clock(seconds=3.0, block=5), SimpleNamespace(should_training_stop=False)
+    now, number = 0.0, 0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    while not control.should_training_stop:
+        clock.on_step_begin(None, None, control)
+        now += 11.0 if number and number % 5 == 0 else 1.0
+        number += 1
+        clock.on_step_end(None, None, control)
+    assert number == 15
+    assert clock.measured() == {"seconds_per_step": 3.0, "seconds_recording": 0.0}
+
+
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
     reward = tmp_path / "mine.py"
     reward.write_text("def broken(completions, **kwargs):\n    raise OSError('no network')\n")
