@@ -66,6 +66,22 @@ def beyond(rate: float) -> list[str]:
     return variants(BEYOND | {"faster": {"learning_rate": 2.5 * rate}}, looks=2)
 
 
+def more() -> list[str]:
+    """The same, with what is done differently, not only more or less of it."""
+    settings: dict[str, dict[str, Any]] = {
+        "complementary": {"mask_pattern": "complementary"},
+        "rate-falls": {"mask_rate": 0.6, "mask_rate_end": 0.1},
+        "rate-rises": {"mask_rate": 0.2, "mask_rate_end": 0.6},
+        "leave-one-out": {"baseline": "leave_one_out"},
+        "standardised": BEYOND["standardised"],
+        "refresh-10": {"refresh_every": 10},
+        "refresh-100": {"refresh_every": 100},
+    }
+    own: dict[str, dict[str, Any]] = {f"semi_offline@{name}": values for name, values in settings.items()}
+    own |= {"brio+semi_offline": {}}
+    return methods(["semi_offline", *own], {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
+
+
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
@@ -87,6 +103,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "commongen-flan-t5": ("compare-commongen", "flan-t5", "commongen", 6, []),
     "nqg-flan-t5": ("compare-nqg", "flan-t5", "nqg", 6, []),
     "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 5, []),
+    "samsum-smollm2-unseen": ("compare-samsum-smollm2-unseen", "smollm2", "samsum", 5, []),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 6, []),
     "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
     "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
@@ -103,6 +120,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, tune(2e-5)),
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, beyond(5e-5)),
     "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, beyond(2e-5)),
+    "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from semioffline import comparison
 from semioffline.cli import main
 from semioffline.cli.compare import OWN, CompareOptions
 from semioffline.cli.compare import _by_method as by_method
+from semioffline.cli.compare import _divide as divide
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
 from semioffline.cli.run_folder import commit
 from semioffline.comparison import Plan, compare
@@ -86,6 +88,36 @@ def test_with_a_budget_in_seconds_each_method_is_timed_alone_before_they_run_sid
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert method["seconds"] == pytest.approx(4 * plan["semi_offline"]["seconds_per_step"])
     assert method["timed"].startswith("alone")
+
+
+def test_the_start_may_leave_out_the_inputs_that_methods_train_on(tmp_path):
+    """24 inputs, 8 of them left out: the start's three steps of 4 are three quarters of an epoch of the other 16."""
+    run(tmp_path, "--budget_steps", "2", "--unseen_rows", "8", "--static_target", "worst", "--num_candidates", "2")
+    start, method = (
+        json.loads((tmp_path / folder / "metrics.jsonl").read_text().splitlines()[-1])
+        for folder in ("start", "runs/semi_offline-seed0")
+    )
+    assert start["epoch"] == pytest.approx(3 * 4 / 16)
+    assert method["epoch"] == pytest.approx(2 * 4 / 8)
+    assert len((tmp_path / "candidates" / "candidates.jsonl").read_text().splitlines()) == 8
+
+
+def test_rows_of_one_input_stay_together_when_some_are_left_out():
+    rows = Dataset.from_dict(
+        {"prompt": [f"input {n % 10}" for n in range(40)], "completion": [str(n) for n in range(40)]}
+    )
+    seen, unseen = divide(rows, 3, seed=0)
+    assert (len(seen), len(unseen)) == (28, 12)
+    assert not set(seen["prompt"]) & set(unseen["prompt"])
+    assert sorted([*seen["completion"], *unseen["completion"]], key=int) == rows["completion"][:]
+    assert (
+        divide(rows, 3, seed=0)[1]["completion"][:]
+        == unseen["completion"][:]
+        != divide(rows, 3, seed=1)[1]["completion"][:]
+    )
+    for number in (0, 10):
+        with pytest.raises(UserError, match="there are 10"):
+            divide(rows, number, seed=0)
 
 
 def test_what_recording_graphs_takes_is_counted_once_and_not_in_every_step(monkeypatch):

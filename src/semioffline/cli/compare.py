@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,6 +40,9 @@ class CompareOptions:
     budget_steps: int | None = option(None, "Steps for each method, instead of seconds.")
     start_steps: int = option(300, "Steps of the M-FT stage that all start from; 0: --model is that start already.")
     start_learning_rate: float = option(2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).")
+    unseen_rows: int | None = option(
+        None, "The M-FT stage leaves out the rows of so many training inputs, and all methods train on these alone."
+    )
     num_candidates: int = option(8, "Candidates for each input, for the methods that need them.")
     candidate_rows: int | None = option(None, "Take only so many training inputs, where candidates are needed.")
     settings: str = option("{}", 'What differs by method, as JSON: {"avg": {"num_samples": 8}}; a map in a recipe.')
@@ -167,6 +171,7 @@ def _made_with(data: DataOptions, options: CompareOptions, args: SemiOfflineConf
     """What candidates depend on, beside the model and how it samples."""
     not_theirs = ("eval_limit", "validation_file", "test_file")
     own = {"reward": options.reward, "bf16": bool(args.bf16)}
+    own |= {} if options.unseen_rows is None else {"unseen_rows": options.unseen_rows}
     return {k: v for k, v in asdict(data).items() if k not in not_theirs} | own
 
 
@@ -214,17 +219,30 @@ def prepare(
         if made is not None:
             return start, load_rows(made)
     task = data.load_task()
-    rows = task.load(data.source(args.seed), "train")
+    seen = rows = task.load(data.source(args.seed), "train")
+    if options.start_steps and options.unseen_rows is not None:
+        seen, rows = _divide(rows, options.unseen_rows, args.seed)
     if options.start_steps and not (start / "config.json").exists():
         say("start: M-FT")
         rate = options.start_learning_rate
         args = first(max_steps=options.start_steps, learning_rate=rate, eval_on_start=False)
-        trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, rows)
+        trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, seen)
         trainer.train()
         trainer.save_model(str(start))
     if needs and "candidates" not in rows.column_names:
         rows = _with_candidates(data, model, options, args, folder, start, rows, say)
     return start, rows
+
+
+def _divide(rows: Any, number: int, seed: int) -> tuple[Any, Any]:
+    """(the rows of all other inputs, the rows of `number` inputs)"""
+    prompts = [str(prompt) for prompt in rows["prompt"]]
+    inputs = list(dict.fromkeys(prompts))
+    if not 0 < number < len(inputs):
+        raise UserError(f"unseen_rows={number} must leave inputs to both stages: there are {len(inputs)}")
+    left_out = set(random.Random(seed).sample(inputs, number))
+    kept = [[n for n, prompt in enumerate(prompts) if (prompt in left_out) is out] for out in (False, True)]
+    return rows.select(kept[0]), rows.select(kept[1])
 
 
 def _first_policy(data: DataOptions, model: ModelOptions, seed: int) -> Any:
