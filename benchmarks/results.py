@@ -79,7 +79,8 @@ def more() -> list[str]:
     }
     own: dict[str, dict[str, Any]] = {f"semi_offline@{name}": values for name, values in settings.items()}
     own |= {"brio+semi_offline": {}}
-    return methods(["semi_offline", *own], {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
+    own |= {"semi_offline": {}}
+    return methods(list(own), {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
 
 
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")

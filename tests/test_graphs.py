@@ -160,6 +160,15 @@ def two_passes(policy: Any, plain: Any, batch: Any, same: bool) -> None:
 
     for weights in [(1.0,), (1.0, 3.0), (1.0, 2.0), (0.5, 3.0), (1.0, 2.0, 3.0), (2.0, 1.0)]:
         assert_same(gradients(policy, loss(policy, weights)), gradients(plain, loss(plain, weights)))
+    before = {
+        stack: [graph.replay.output.clone() for graph in stack.forward.graphs.values()] for stack in policy.stacks()
+    }
+    policy.get_parameter("model." + next(iter(dict(policy.model.named_parameters())))).data.mul_(2)
+    loss(policy, (1.0, 2.0))
+    for stack, outputs in before.items():  # both turns were replayed
+        now = [graph.replay.output for graph in stack.forward.graphs.values()]
+        assert not any(torch.equal(a, b) for a, b in zip(now, outputs, strict=True))
+    forget_step(policy)
     for stack in policy.stacks():
         assert {turn: sum(key.turn == turn for key in stack.forward.graphs) for turn in range(3)} == {0: 1, 1: 1, 2: 0}
 

@@ -16,6 +16,7 @@ from semioffline.codec import Encoded
 from semioffline.data import Collator, Examples, Tokens, pad
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
+from semioffline.limits import text_limits
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
 from semioffline.reward_calls import reward_columns
@@ -134,12 +135,13 @@ class FreshTargets:
         self.texts: dict[int, Fresh] = {}
 
     def refresh(self, policy: Policy, batch: Batch, upcoming: list[Batch], args: Any, randomness: Randomness) -> None:
-        """upcoming: batches of this step and the next ones, which no step has shown before. Every process learns the
-        samples of all."""
-        block = randomness.step - randomness.step % args.refresh_every
+        """upcoming: batches of this step and the next ones, where they are known. Every process learns the samples of
+        all."""
+        step = randomness.step
+        block = step - step % args.refresh_every
+        self.texts = {example: fresh for example, fresh in self.texts.items() if block <= fresh.step <= step}
         if block == 0:
             return
-        self.texts = {example: fresh for example, fresh in self.texts.items() if fresh.step >= block}
         rows = {
             example: (_tokens(part.source, b), part.columns["prompt"][b])
             for part in upcoming or [batch]
@@ -189,8 +191,7 @@ def _tokens(text: Text, row: int) -> Tokens:
 def _sample(policy: Policy, rows: dict[int, tuple[Tokens, str]], args: Any, randomness: Randomness) -> dict[int, Fresh]:
     """A text for each example, given its source and its prompt. The numbers that it is drawn with are its own."""
     sources, prompts = zip(*rows.values(), strict=True)
-    source = pad(sources, policy.pad_id)
-    longest = policy.longest_output(source, args.max_completion_length)
+    source, longest = pad(sources, policy.pad_id), text_limits(policy, args)[1]
     uniforms = randomness.uniform("fresh", torch.tensor([*rows]), [longest] * len(rows)).view(-1, longest)
     draws = Draws(uniforms, args.temperature, args.top_k, args.top_p)
     texts = policy.decode(policy.generate(source, Decoding(max_new_tokens=longest), draws=draws))

@@ -254,11 +254,12 @@ class _Clock(TrainerCallback):
 
     def measured(self) -> dict[str, float]:
         """The median of the later half of the settled steps: the first ones pay for memory and kernels that are there
-        afterwards. Or the mean of the last whole blocks, but two. And what recording took, once."""
+        afterwards. Or the mean of the later half of the blocks, without the first two. And what recording took,
+        once."""
         times = self.settled or self.recording
-        blocks = len(times) // self.block - 2 if self.block else 0
-        if blocks > 0:
-            step = statistics.mean(times[-blocks * self.block :])
+        blocks = len(times) // self.block if self.block else 0
+        if blocks > 2:
+            step = statistics.mean(times[-self.block * min(blocks - 2, (blocks + 1) // 2) :])
         else:
             step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
         first = sum(self.recording) - len(self.recording) * step
@@ -276,7 +277,7 @@ def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) ->
         tokenised = {} if tokenised is None else tokenised
         lengths = args.max_prompt_length, args.max_completion_length
         loaded = load_method(args.method, args)
-        args.max_steps = max(args.max_steps, 3 * loaded.steps_ahead)
+        args.max_steps += 3 * loaded.steps_ahead
         same = loaded.needs_candidates, args.static_target, args.truncation_side, *lengths
         trainer = SemiOfflineTrainer(plan.load(), plan.rewards, args, tokenised.get(same, plan.rows))
         tokenised[same] = trainer.train_dataset

@@ -67,8 +67,8 @@ class Generator:
     def generate(
         self, source: Text, decoding: Decoding, keep_end: bool = False, draws: TokenRule | None = None
     ) -> list[list[int]]:
-        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). draws: the last that
-        chooses among the tokens."""
+        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). draws: comes after all
+        rules of greedy decoding."""
         ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
         if not self.is_encoder_decoder:
             ids, keep = pad_left(ids, keep, self.pad_id)

@@ -64,6 +64,7 @@ class Draws:
         self.uniforms, self.settings, self.position = uniforms, (temperature, top_k, top_p), 0
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.uniforms = send(self.uniforms, scores.device)
         z = sampling_logits(scores, scores > -torch.inf, *self.settings)
         drawn, _ = draw(z, self.uniforms[:, self.position, None])
         self.position += 1

@@ -108,7 +108,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         weighed = self.method.needs_reward or self.method.needs_candidates
         self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and weighed else None
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
-        self._waiting: list[Batch] = []
+        self._waiting: tuple[Any, list[Batch]] = None, []
+        """Batches of an epoch that the method has seen ahead."""
 
     def _make_fast(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -206,12 +207,13 @@ class SemiOfflineTrainer(SafeCheckpoints):
         ahead, step = self.method.steps_ahead, self.state.global_step
         if not ahead:
             return list(islice(epoch_iterator, number))
-        if not self._waiting:
+        epoch, waiting = self._waiting
+        if epoch is not epoch_iterator or not waiting:
             steps = min(ahead - step % ahead, self.state.max_steps - step)
-            self._waiting = list(islice(epoch_iterator, steps * self.args.gradient_accumulation_steps))
-            self.method.look_ahead(self._waiting)
-        batches, self._waiting = self._waiting[:number], self._waiting[number:]
-        return batches
+            waiting = list(islice(epoch_iterator, steps * self.args.gradient_accumulation_steps))
+            self.method.look_ahead(waiting)
+        self._waiting = epoch_iterator, waiting[number:]
+        return waiting[:number]
 
     def get_train_dataloader(self) -> Any:
         """Batches stay on the host: masks are drawn there. `training_step` moves them for methods that want them on the
@@ -368,7 +370,6 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
-        self._waiting = []
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:

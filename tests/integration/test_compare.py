@@ -92,7 +92,7 @@ def test_with_a_budget_in_seconds_each_method_is_timed_alone_before_they_run_sid
 
 def test_the_start_may_leave_out_the_inputs_that_methods_train_on(tmp_path):
     """24 inputs, 8 of them left out: the start's three steps of 4 are three quarters of an epoch of the other 16."""
-    run(tmp_path, "--budget_steps", "2", "--unseen_rows", "8", "--static_target", "worst", "--num_candidates", "2")
+    run(tmp_path, "--budget_steps", "2", "--unseen_inputs", "8", "--static_target", "worst", "--num_candidates", "2")
     start, method = (
         json.loads((tmp_path / folder / "metrics.jsonl").read_text().splitlines()[-1])
         for folder in ("start", "runs/semi_offline-seed0")

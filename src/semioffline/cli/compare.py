@@ -40,8 +40,8 @@ class CompareOptions:
     budget_steps: int | None = option(None, "Steps for each method, instead of seconds.")
     start_steps: int = option(300, "Steps of the M-FT stage that all start from; 0: --model is that start already.")
     start_learning_rate: float = option(2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).")
-    unseen_rows: int | None = option(
-        None, "The M-FT stage leaves out the rows of so many training inputs, and all methods train on these alone."
+    unseen_inputs: int | None = option(
+        None, "The M-FT stage leaves out so many training inputs, and all methods train on these alone."
     )
     num_candidates: int = option(8, "Candidates for each input, for the methods that need them.")
     candidate_rows: int | None = option(None, "Take only so many training inputs, where candidates are needed.")
@@ -170,8 +170,7 @@ def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOpti
 def _made_with(data: DataOptions, options: CompareOptions, args: SemiOfflineConfig) -> dict[str, Any]:
     """What candidates depend on, beside the model and how it samples."""
     not_theirs = ("eval_limit", "validation_file", "test_file")
-    own = {"reward": options.reward, "bf16": bool(args.bf16)}
-    own |= {} if options.unseen_rows is None else {"unseen_rows": options.unseen_rows}
+    own = {"reward": options.reward, "bf16": bool(args.bf16), "unseen_inputs": options.unseen_inputs}
     return {k: v for k, v in asdict(data).items() if k not in not_theirs} | own
 
 
@@ -208,6 +207,8 @@ def prepare(
     if options.start_steps == 0:
         if model.model is None:
             raise UserError("--start_steps 0 needs --model: a model that was fine-tuned with masks")
+        if options.unseen_inputs is not None:
+            raise UserError("--unseen_inputs are left out of the M-FT stage, and --start_steps 0 has none")
         start = Path(model.model)
     chosen = [settings(method, output_dir=str(folder)) for method in options.methods]
     needs = any(
@@ -220,8 +221,8 @@ def prepare(
             return start, load_rows(made)
     task = data.load_task()
     seen = rows = task.load(data.source(args.seed), "train")
-    if options.start_steps and options.unseen_rows is not None:
-        seen, rows = _divide(rows, options.unseen_rows, args.seed)
+    if options.unseen_inputs is not None:
+        seen, rows = _divide(rows, options.unseen_inputs, args.seed)
     if options.start_steps and not (start / "config.json").exists():
         say("start: M-FT")
         rate = options.start_learning_rate
@@ -239,7 +240,7 @@ def _divide(rows: Any, number: int, seed: int) -> tuple[Any, Any]:
     prompts = [str(prompt) for prompt in rows["prompt"]]
     inputs = list(dict.fromkeys(prompts))
     if not 0 < number < len(inputs):
-        raise UserError(f"unseen_rows={number} must leave inputs to both stages: there are {len(inputs)}")
+        raise UserError(f"unseen_inputs={number} must leave inputs to both stages: there are {len(inputs)}")
     left_out = set(random.Random(seed).sample(inputs, number))
     kept = [[n for n, prompt in enumerate(prompts) if (prompt in left_out) is out] for out in (False, True)]
     return rows.select(kept[0]), rows.select(kept[1])

@@ -45,7 +45,7 @@ class BaseMethod:
 
     def look_ahead(self, batches: list[Batch]) -> None:
         """Called before the first of `steps_ahead` steps with the batches of all of them, as they were collated: for
-        what is cheaper for many at once. Less often shown: at the end of an epoch, and after a resume."""
+        what is cheaper for many at once. With fewer where an epoch ends or begins, and after a resume."""
 
     def save(self, folder: Path) -> None:
         """Write what the method itself has learnt or drawn into a checkpoint."""
