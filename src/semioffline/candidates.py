@@ -52,7 +52,7 @@ def write_candidates(
     shards = folder / "shards"
     shards.mkdir(parents=True, exist_ok=True)
     own = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed, "shard_size": shard_size}
-    _check_settings(folder / "settings.json", settings | own)
+    check_settings(folder / "settings.json", settings | own, "candidates")
     number = math.ceil(len(examples) / shard_size)
     paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
     missing = [n for n in range(number) if not paths[n].exists()]
@@ -94,14 +94,15 @@ def _make(
     return made
 
 
-def _check_settings(path: Path, settings: dict[str, Any]) -> None:
+def check_settings(path: Path, settings: dict[str, Any], what: str) -> None:
+    """Refuse a folder that holds what was made with other settings than these; note them in a new one."""
     if path.exists():
         before = json.loads(path.read_text())
         different = sorted(k for k in settings.keys() | before.keys() if settings.get(k) != before.get(k))
         if different:
             changes = ", ".join(f"{k}: {before.get(k)} before, {settings.get(k)} now" for k in different)
             raise UserError(
-                f"{path.parent} holds candidates made with other settings ({changes}): use another --output_dir"
+                f"{path.parent} holds {what} made with other settings ({changes}): use another --output_dir"
             )
         return
     _write_aside(path, json.dumps(settings, indent=1))

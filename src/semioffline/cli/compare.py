@@ -167,11 +167,21 @@ def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOpti
     return path if {name: before.get(name) for name in wanted} == wanted else None
 
 
+def _training_data(data: DataOptions) -> dict[str, Any]:
+    return {k: v for k, v in asdict(data).items() if k not in ("eval_limit", "validation_file", "test_file")}
+
+
 def _made_with(data: DataOptions, options: CompareOptions, args: SemiOfflineConfig) -> dict[str, Any]:
     """What candidates depend on, beside the model and how it samples."""
-    not_theirs = ("eval_limit", "validation_file", "test_file")
     own = {"reward": options.reward, "bf16": bool(args.bf16), "unseen_inputs": options.unseen_inputs}
-    return {k: v for k, v in asdict(data).items() if k not in not_theirs} | own
+    return _training_data(data) | own
+
+
+def _start_made_with(data: DataOptions, model: ModelOptions, options: CompareOptions, first: Any) -> dict[str, Any]:
+    """What is said of the M-FT stage alone."""
+    names = ("start_steps", "start_learning_rate", "unseen_inputs")
+    own = {name: value for name, value in first.keywords.items() if name != "output_dir"}
+    return _training_data(data) | {"model": model.model} | {name: getattr(options, name) for name in names} | own
 
 
 def _one(only: str, plan: Any) -> tuple[str, int]:
@@ -200,6 +210,7 @@ def prepare(
 ) -> tuple[Path, Any]:
     """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them.
     first: the settings of the M-FT stage."""
+    from semioffline.candidates import check_settings
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import SemiOfflineTrainer
 
@@ -215,6 +226,9 @@ def prepare(
         load_method(args.method, args).needs_candidates or args.static_target != "ground_truth" for args in chosen
     )
     args = first(max_steps=max(options.start_steps, 1))
+    if options.start_steps:
+        start.parent.mkdir(exist_ok=True)
+        check_settings(start.parent / "settings.json", _start_made_with(data, model, options, first), "a start")
     if needs and (start / "config.json").exists():
         made = _made_before(_made_with(data, options, args), data, options, folder)
         if made is not None:
