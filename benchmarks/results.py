@@ -21,8 +21,12 @@ from semioffline.cli.compare import METHODS
 def variants(settings: dict[str, dict[str, Any]], looks: int = 4) -> list[str]:
     """Flags for semi_offline with each of these settings beside itself, for as many steps, from the start of another
     comparison."""
-    own = {f"semi_offline@{name}": values for name, values in settings.items()}
+    own = labelled(settings)
     return methods(["semi_offline", *own], own, 400, looks)
+
+
+def labelled(settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {f"semi_offline@{name}": values for name, values in settings.items()}
 
 
 def methods(names: list[str], settings: dict[str, dict[str, Any]], steps: int, looks: int) -> list[str]:
@@ -77,9 +81,7 @@ def more() -> list[str]:
         "refresh-10": {"refresh_every": 10},
         "refresh-100": {"refresh_every": 100},
     }
-    own: dict[str, dict[str, Any]] = {f"semi_offline@{name}": values for name, values in settings.items()}
-    own |= {"brio+semi_offline": {}}
-    own |= {"semi_offline": {}}
+    own = labelled(settings) | {"brio+semi_offline": {}, "semi_offline": {}}
     return methods(list(own), {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
 
 

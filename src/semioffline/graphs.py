@@ -140,14 +140,17 @@ class _Graph(NamedTuple):
 
     body: _Body
     replay: Recording
-    turn: int
+
+
+def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
 
 
 def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
     """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module and turn
     share."""
     gc.collect()  # what an earlier step left of its autograd graph would be met in the recorded one
-    inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    inputs = _copies(tensors)
     parameters = [parameter for parameter in body.parameters() if parameter.requires_grad]
     if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
         raise UserError(
@@ -306,16 +309,17 @@ class GraphedForward:
             or not torch.is_grad_enabled()
         ):
             return self.plain(**kwargs)
-        graph = self._find(tensors, rest)
-        if graph is None:
+        key = self._find(tensors, rest)
+        if key is None:
             return self.plain(**kwargs)
+        graph = self.graphs[key]
         for parameter in self.weights:
             if parameter.grad is not None:  # of a step before, which this one adds to; its place is used again
                 parameter.grad = parameter.grad.clone()
         hidden = graph.replay(*tensors.values())
         if hidden.requires_grad:
-            self.busy.add(graph.turn)
-            hidden.register_hook(partial(self._release, graph.turn))
+            self.busy.add(key.turn)
+            hidden.register_hook(partial(self._release, key.turn))
         else:  # nothing says when it is not needed any more
             hidden = hidden.clone()
         return graph.body.kind(last_hidden_state=hidden)
@@ -323,7 +327,8 @@ class GraphedForward:
     def _release(self, turn: int, gradient: Tensor) -> None:
         self.busy.discard(turn)
 
-    def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Graph | None:
+    def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Key | None:
+        """The recording that serves, which may be made here."""
         turn = next((turn for turn in range(TURNS) if turn not in self.busy), None)
         if turn is None:
             return None
@@ -345,14 +350,13 @@ class GraphedForward:
                 return None
             body = _Body(self.module, self.plain, list(tensors), rest)
             if self.busy:
-                copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors.values()]
-                self._later[key] = body, copies
+                self._later[key] = body, _copies(tensors.values())
             else:
                 self._add(key, body, list(tensors.values()))
-        return self.graphs.get(key)
+        return key if key in self.graphs else None
 
     def _add(self, key: _Key, body: _Body, tensors: list[Tensor]) -> None:
-        self.graphs[key] = graph = _Graph(body, self._record(body, tensors, self._pools[key.turn]), key.turn)
+        self.graphs[key] = graph = _Graph(body, self._record(body, tensors, self._pools[key.turn]))
         self.weights |= dict.fromkeys(parameter for parameter, _ in graph.replay.weights)
 
     @property

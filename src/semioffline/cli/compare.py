@@ -84,8 +84,6 @@ def run(argv: list[str]) -> None:
     first = partial(settings, START, **by_method[START] | {"output_dir": str(folder / "start")})
     start, rows = (None, None) if table_only else prepare(data, model, options, settings, first, folder, console.print)
     source = data.source(args.seed)
-    this = [sys.executable, "-m", "semioffline", "compare"]
-    workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // options.jobs - 1))] if options.jobs > 1 else []
     plan = Plan(
         folder=folder,
         methods=[START, *options.methods],
@@ -102,7 +100,7 @@ def run(argv: list[str]) -> None:
         evaluations=options.evaluations,
         keep=options.keep,
         jobs=options.jobs,
-        command=lambda method, seed: [*this, *workers, *argv, "--only", f"{method}:{seed}"],
+        command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
         about=about("compare", whole),
         extra={
             "kind": "comparison",
@@ -117,6 +115,12 @@ def run(argv: list[str]) -> None:
         return run_one(plan, *_one(options.only, plan))
     _write(summarise(plan) if table_only else compare(plan, console.print), folder)
     write_settings(folder, data, model, options, args)
+
+
+def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
+    """One run in a process of its own, which leaves the others their share of the cores."""
+    workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // jobs - 1))] if jobs > 1 else []
+    return [sys.executable, "-m", "semioffline", "compare", *workers, *argv, "--only", only]
 
 
 def _write(comparison: dict[str, Any], folder: Path) -> None:
