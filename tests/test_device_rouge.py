@@ -9,7 +9,7 @@ import torch
 from semioffline import device_rouge
 from semioffline.device_rouge import DeviceRouge, on_device
 from semioffline.fast_decode import FastDecoder
-from semioffline.graphs import Replayed
+from semioffline.replayed import Replayed
 from semioffline.rewards.rouge import Rouge
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Samples, Text

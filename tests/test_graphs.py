@@ -16,14 +16,13 @@ from semioffline.errors import UserError
 from semioffline.graphs import (
     GraphedForward,
     Recording,
-    Replayed,
     forget_step,
-    record_call,
     recorded,
     use_cuda_graphs,
 )
 from semioffline.methods.semi_offline import Method
 from semioffline.randomness import Randomness
+from semioffline.replayed import Replayed, record_call
 from semioffline.scoring import RewardSet, Scorer
 from semioffline.types import Row
 from semioffline.updates import MOST_UPDATES, ReplayedUpdate, Updates, replay_updates
@@ -308,7 +307,7 @@ def record_function(function: Any, inputs: list[torch.Tensor]) -> Any:
 
 
 def test_a_replayed_function_gives_values_of_its_own(monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_FUNCTIONS", 2)
+    monkeypatch.setattr("semioffline.replayed.MOST_FUNCTIONS", 2)
     calls = []
 
     def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

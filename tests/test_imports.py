@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
             "policy",
             "decoding",
             "generation",
+            "replayed",
             "replayed_steps",
             "cost",
             "layout",

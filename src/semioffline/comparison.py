@@ -22,9 +22,9 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.cost import peak_memory
 from semioffline.errors import UserError
 from semioffline.evaluation import write_predictions
-from semioffline.graphs import recordings
 from semioffline.methods import load_method
 from semioffline.policy import Policy
+from semioffline.replayed import recordings
 from semioffline.summary import summarise
 from semioffline.trainer import SemiOfflineTrainer
 

@@ -19,7 +19,8 @@ from transformers import EncoderDecoderCache
 from transformers.cache_utils import Cache, StaticLayer
 
 from semioffline.errors import UserError
-from semioffline.graphs import is_plain, put, record_call, uncached_casts
+from semioffline.graphs import is_plain, uncached_casts
+from semioffline.replayed import put, record_call
 
 PLAIN = 2
 """Steps of one token that run as they are, which loads the kernels; recording must not."""

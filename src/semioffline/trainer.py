@@ -22,12 +22,13 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.data import Collator, Examples, LikeLengths, as_dataset
 from semioffline.errors import UserError, unknown
 from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
-from semioffline.graphs import Replayed, compile_layers, forget_step, use_cuda_graphs
+from semioffline.graphs import compile_layers, forget_step, use_cuda_graphs
 from semioffline.limits import text_limits
 from semioffline.methods import BaseMethod, load_method
 from semioffline.model_setup import disable_dropout
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
+from semioffline.replayed import Replayed
 from semioffline.reward_pool import spare_workers
 from semioffline.reward_set import RewardSet
 from semioffline.run_log import RunLog, as_numbers, write_completions

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from semioffline.graphs import MOST, record_call
+from semioffline.graphs import MOST
+from semioffline.replayed import record_call
 
 MOST_UPDATES = 2 * MOST
 """Sets of addresses that clipping, or the optimizer, is recorded for."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from semioffline.candidates import FreshTargets
 from semioffline.data import pick_static
 from semioffline.errors import UserError
-from semioffline.graphs import Replayed
 from semioffline.losses import Late, advantages_of_masks, sparse_factors
 from semioffline.masking import (
     add_noise,
@@ -28,6 +27,7 @@ from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
+from semioffline.replayed import Replayed
 from semioffline.sampling import allow_end, complete, draw, draw_uniforms, drawn_log_p, join, sampling_logits
 from semioffline.scoring import PendingScores, Scorer, Scores
 from semioffline.types import Batch, Observation, Row, Samples, StepOutput, Term, Text, send

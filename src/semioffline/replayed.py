@@ -1,0 +1,94 @@
+"""Functions of tensors without gradient as CUDA graphs: what follows a pass, and what does not train at all. And how
+many graphs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_FUNCTIONS = 64
+"""Shapes recorded for each function without gradient."""
+_recorded = 0
+
+
+def recordings() -> int:
+    """Graphs of training steps that this process has recorded so far; those of generated texts do not count."""
+    return _recorded
+
+
+def count_recording() -> None:
+    global _recorded
+    _recorded += 1
+
+
+def put(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+    """Where a recording reads them."""
+    for place, tensor in zip(places, tensors, strict=True):
+        if place.data_ptr() != tensor.data_ptr():
+            place.copy_(tensor)
+
+
+def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Tensor]:
+    """Record a function of tensors without gradient. Replayed, it reads `inputs` and writes what it returned."""
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # the first runs load kernels, which recording must not
+            for _ in range(3):
+                function(*inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        return record_call(partial(function, *inputs))
+
+
+def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[], Any]:
+    """Record what a call does to tensors that stay where they are. Its kernels must have run before.
+
+    alone: with memory of its own, which is given back with the graph."""
+    graph = torch.cuda.CUDAGraph()
+    pool = None
+    if not alone:
+        pool = shared_memory(torch.cuda.current_device())[0]
+        count_recording()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        output = function()
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+@cache
+def shared_memory(device: int) -> tuple[Any, Any]:
+    """Memory of the functions without gradient: one replays after the other, and what they return is copied. And a
+    graph that holds it: memory that no graph holds any more cannot be recorded to again."""
+    pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+    place = torch.zeros(1, device=f"cuda:{device}").add_(1)  # the kernel has run before it is recorded
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        place.add_(1)
+    return pool, graph
+
+
+class Replayed:
+    """A function of tensors without gradient as graphs, one for each shape of its inputs, at most MOST_FUNCTIONS."""
+
+    def __init__(self, function: Callable[..., Tensor], record: Callable[..., Callable[[], Tensor]] = record_function):
+        self.function = function
+        self._record = record
+        self._known: dict[Any, tuple[list[Tensor], Callable[[], Tensor]]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key not in self._known:
+            if len(self._known) >= MOST_FUNCTIONS:
+                return self.function(*tensors)
+            inputs = [tensor.detach().clone() for tensor in tensors]
+            self._known[key] = inputs, self._record(self.function, inputs)
+        inputs, replay = self._known[key]
+        put(inputs, tensors)
+        return replay().clone()
