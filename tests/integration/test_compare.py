@@ -321,6 +321,22 @@ def test_one_method_with_several_settings(tmp_path):
         assert (args["num_samples"], args["rl_weight"], args["method"]) == (many, 0.5, "semi_offline")
 
 
+def test_some_methods_of_a_recipe(tmp_path, capsys):
+    """--methods leaves out what the recipe lists, with its settings; a name that stands nowhere is still refused."""
+    recipe = tmp_path / "recipe.yaml"
+    written = "methods: [ft, mft, mft@few]\nsettings: {ft: {seeds: [0, 1]}, mft: {seeds: [2]}, mft@few: {seeds: [3]}}\n"
+    recipe.write_text(written)
+    flags = ["compare", "--config", str(recipe), "--output_dir", str(tmp_path / "run"), *FLAGS, "--methods", "mft"]
+    assert main([*flags, "--budget_steps", "1"]) == 0
+    made = json.loads((tmp_path / "run/comparison.json").read_text())
+    assert {name: row["seeds"] for name, row in made["methods"].items()} == {"start": [0], "mft": [2]}
+    assert list(made["own_settings"]) == ["mft"]
+    recipe.write_text(written.replace("mft@few: {", "mft@fwe: {"))
+    capsys.readouterr()
+    assert main([*flags, "--budget_steps", "1"]) == 2
+    assert "unknown method in --settings 'mft@fwe'" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_the_start_can_be_made_and_timed_first(tmp_path):
     for only in ("start:0", "timing"):
         assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, "--only", only]) == 0
@@ -363,7 +379,7 @@ def test_recipes_parse(path):
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
     flags = ["--config", str(path), "--output_dir", "unused", "--use_cpu", "true", "--bf16", "false"]
     _, _, options, args = parse("compare", types, flags, {"reward": ["rouge"]})
-    own = by_method(options, args)
+    own = by_method(options, args, [])
     assert {"start", *options.methods} == own.keys()
     for settings in own.values():
         parse("compare", types, [*flags, *_as_flags({k: v for k, v in settings.items() if k not in OWN})])

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
+from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, _take_config, parse
 from semioffline.cli.run_folder import about, open_folder, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError, unknown
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> None:
     defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
     defaults |= {"reward": [task.reward] if task.reward else None}
     data, model, options, args = parse("compare", types, argv, defaults)
-    by_method = _by_method(options, args)
+    by_method = _by_method(options, args, (_take_config(argv)[0] or {}).get("methods") or [])
     device = model.checked_device()
     folder = open_folder(str(args.output_dir), resume=True)
     console = Console()
@@ -133,8 +133,11 @@ def _write(comparison: dict[str, Any], folder: Path) -> None:
     print(f"comparison.json, comparison.md and plots in {folder}")
 
 
-def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, dict[str, Any]]:
-    """Each method's own settings, those of METHOD before those of METHOD@LABEL. All names are checked here."""
+def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[str]) -> dict[str, dict[str, Any]]:
+    """Each method's own settings, those of METHOD before those of METHOD@LABEL. All names are checked here.
+
+    listed: the recipe's methods. --methods may leave some of them out; their settings are then not used.
+    """
     from semioffline.comparison import START
 
     if not options.reward:
@@ -151,7 +154,7 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig) -> dict[str, di
         raise UserError(f"--settings is not JSON: {error}") from error
     bases = [method.partition("@")[0] for method in options.methods]
     for method in given:
-        if method not in [START, *options.methods, *bases]:
+        if method not in [START, *options.methods, *bases, *listed]:
             raise unknown("method in --settings", method, [START, *options.methods])
     own = {m: given.get(base, {}) | given.get(m, {}) for m, base in zip(options.methods, bases, strict=True)}
     return own | {START: {k: v for k, v in given.get(START, {}).items() if k not in OWN}}
