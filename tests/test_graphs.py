@@ -170,10 +170,10 @@ def two_passes(policy: Any, plain: Any, batch: Any, same: bool) -> None:
     }
     policy.get_parameter("model." + next(iter(dict(policy.model.named_parameters())))).data.mul_(2)
     loss(policy, (1.0, 2.0))
-    for stack, outputs in before.items():  # both turns were replayed
+    for stack, outputs in before.items():  # both turns were replayed; graphs of one turn may share the output's memory
         graphs = stack.forward.graphs
         replayed = [key.turn for key in graphs if not torch.equal(graphs[key].replay.output, outputs[key])]
-        assert sorted(replayed) == [0, 1]
+        assert set(replayed) == {0, 1}
         assert [key.turn for key in graphs].count(1) == 1
     forget_step(policy)
 
