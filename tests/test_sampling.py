@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from semioffline.randomness import Randomness
-from semioffline.sampling import complete, draw, draw_uniforms, sampling_logits
+from semioffline.sampling import WIDTH, complete, draw, draw_uniforms, sampling_logits
 from semioffline.types import Observation, Samples, Text
 
 ALL = torch.ones(5, dtype=torch.bool)
@@ -71,6 +71,22 @@ def test_top_k_above_the_number_of_allowed_tokens_keeps_them_all():
 def test_top_p_keeps_the_smallest_set_that_holds_the_mass(top_p, kept):
     z = sampling_logits(probabilities([0.19, 0.005, 0.3, 0.5, 0.005]), ALL, top_p=top_p)
     assert (z[0] > -torch.inf).nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 0.999])
+def test_top_p_of_a_large_vocabulary_is_what_sorting_gives(top_p):
+    """Sharp rows, for which some hundred tokens are enough, and flat ones, for which they are not."""
+    spread = torch.tensor([0.0, 0.5, 1.0, 2.0, 4.0, 8.0]).repeat(3)[:, None]
+    logits = spread * torch.randn(18, 3 * WIDTH, generator=torch.Generator().manual_seed(0))
+    p = logits.double().softmax(1)
+    kept = sampling_logits(logits, torch.tensor(True), top_p=top_p) > -torch.inf
+    least = p.masked_fill(~kept, 2.0).amin(1)
+    assert (least >= p.masked_fill(kept, 0.0).amax(1) * (1 - 1e-5)).all()  # the likeliest ones
+    mass = (p * kept).sum(1)
+    assert (mass >= top_p - 1e-5).all()
+    assert (mass - least < top_p + 1e-5).all()  # and no more of them than it takes
+    number = kept.sum(1)
+    assert len({bool(n <= WIDTH) for n in number}) == (2 if top_p > 0.4 else 1)
 
 
 def test_low_precision_logits_are_drawn_from_in_float32():

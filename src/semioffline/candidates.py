@@ -21,7 +21,7 @@ from semioffline.policy import Policy
 from semioffline.randomness import Randomness
 from semioffline.reward_calls import reward_columns
 from semioffline.reward_set import RewardSet
-from semioffline.sampling import Draws
+from semioffline.sampling import text_uniforms
 from semioffline.types import Batch, Text
 
 OUTPUT = "candidates.jsonl"
@@ -44,9 +44,9 @@ def write_candidates(
     `rows` are those of `examples` as they are stored, so that the new file is read with the same settings as the old.
 
     The work is cut into shards. A shard is written aside and renamed when it is complete, so a run that was killed goes
-    on with the first missing shard. The draws of a batch are keyed by its first example: a shard comes out the same
-    whether or not the run was interrupted. `settings` says what the shards were made with; others are refused. Only the
-    batch size may change, for one that was too large: the rest is then drawn with other numbers, from the same model.
+    on with the first missing shard. Draws are keyed by the example: a shard comes out the same whether or not the run
+    was interrupted. `settings` says what the shards were made with; others are refused. Only the batch size may change,
+    for one that was too large.
     """
     folder = Path(folder)
     shards = folder / "shards"
@@ -81,9 +81,11 @@ def _make(
     for start in range(0, len(chosen), batch_size):
         part = [examples[n] for n in chosen[start : start + batch_size]]
         batch = collate(part).to(policy.device)
-        with policy.meter.paused(), torch.random.fork_rng():
-            torch.manual_seed(Randomness(seed, 0).key("candidates", part[0].index))
-            ids = policy.generate(batch.source, decoding)
+        uniforms = None
+        if decoding.strategy == "sampling":
+            uniforms = text_uniforms(batch.index, many, decoding.max_new_tokens, Randomness(seed, 0), "candidates")
+        with policy.meter.paused():
+            ids = policy.generate(batch.source, decoding, uniforms=uniforms)
         texts = policy.decode(ids)
         sums, _ = rewards(reward_columns(batch.columns, texts, ids, many))
         for i, example in enumerate(part):
@@ -193,9 +195,8 @@ def _sample(policy: Policy, rows: dict[int, tuple[Tokens, str]], args: Any, rand
     """A text for each example, given its source and its prompt. The numbers that it is drawn with are its own."""
     sources, prompts = zip(*rows.values(), strict=True)
     source, longest = pad(sources, policy.pad_id), text_limits(policy, args)[1]
-    uniforms = randomness.uniform("fresh", torch.tensor([*rows]), [longest] * len(rows)).view(-1, longest)
-    draws = Draws(uniforms, args.temperature, args.top_k, args.top_p)
-    texts = policy.decode(policy.generate(source, Decoding(max_new_tokens=longest), draws=draws))
+    uniforms = text_uniforms(torch.tensor([*rows]), 1, longest, randomness, "fresh")
+    texts = policy.decode(policy.generate(source, Decoding.as_trained(args, longest), uniforms=uniforms))
     encoded = policy.encode_targets(texts, prompts, longest)
     return {
         example: Fresh(randomness.step, e.ids if text else [], e.words if text else [])

@@ -74,6 +74,12 @@ class Decoding:
     def __post_init__(self) -> None:
         self.validate()
 
+    @classmethod
+    def as_trained(cls, args: Any, max_new_tokens: int, many: int = 1) -> "Decoding":
+        """Samples that are drawn as the settings of training say."""
+        shape = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+        return cls(do_sample=True, max_new_tokens=max_new_tokens, num_return_sequences=many, **shape)
+
     def validate(self) -> None:
         """Raise one UserError that names every problem."""
         given = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}

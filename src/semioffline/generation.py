@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from semioffline.decoding import Decoding, TokenRule
+from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.graphs import refuse_adapter
 from semioffline.layout import pad_left
 from semioffline.model_setup import is_peft
 from semioffline.replayed_steps import can_replay, replayed_steps, static_cache
+from semioffline.sampling import Draws
 from semioffline.types import Text, send
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,10 @@ class Generator:
 
     @torch.no_grad()
     def generate(
-        self, source: Text, decoding: Decoding, keep_end: bool = False, draws: TokenRule | None = None
+        self, source: Text, decoding: Decoding, keep_end: bool = False, uniforms: Tensor | None = None
     ) -> list[list[int]]:
-        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). draws: comes after all
-        rules of greedy decoding."""
+        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). uniforms: the numbers
+        that samples are drawn with, one for each list and token; else they are torch's."""
         ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
         if not self.is_encoder_decoder:
             ids, keep = pad_left(ids, keep, self.pad_id)
@@ -80,23 +81,25 @@ class Generator:
         stance = torch.compiler.set_stance("force_eager") if self.layers_are_compiled else nullcontext()
         try:
             with stance:
-                out = self._generate(ids, keep, ends, decoding, draws)
+                out = self._generate(ids, keep, ends, decoding, uniforms)
         finally:
             self.model.train(training)
         new = out[:, 1:] if self.is_encoder_decoder else out[:, ids.shape[1] :]
         ends = set(ends) if isinstance(ends, list) else {ends}
         return [_until(row, ends, keep_end) for row in new.tolist()]
 
-    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding, draws: TokenRule | None) -> Tensor:
+    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding, uniforms: Tensor | None) -> Tensor:
         suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
         settings = decoding.generate_kwargs()
-        if draws is not None:
-            settings |= {"logits_processor": [draws]}
+        if uniforms is not None:  # one token is left of each distribution, and sampling takes it
+            draws = Draws(uniforms, decoding.temperature, decoding.top_k, decoding.top_p)
+            settings |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "logits_processor": [draws]}
+        devices = [self.device] if self.device.type == "cuda" else []
         steps: Any = nullcontext()
         if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
             settings |= static_cache(self.base, keep, decoding.max_new_tokens)
             steps = replayed_steps(self.base.get_decoder(), self._as_attention_mask)
-        with steps:
+        with steps, torch.random.fork_rng(devices, enabled=uniforms is not None):  # `generate` draws where one is left
             return self.model.generate(
                 input_ids=ids,
                 attention_mask=keep.long(),

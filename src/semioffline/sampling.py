@@ -12,6 +12,9 @@ from semioffline.types import Observation, Samples, Text, send
 if TYPE_CHECKING:
     from semioffline.randomness import Randomness
 
+WIDTH = 1024
+"""Among so many tokens those that hold the mass of top_p are looked for first."""
+
 
 @torch.no_grad()
 def sampling_logits(
@@ -29,10 +32,24 @@ def sampling_logits(
         kth = z.topk(min(top_k, z.shape[1]), dim=1).values[:, -1:]
         z = z.masked_fill(z < kth, -torch.inf)
     if top_p < 1.0:
-        ordered, order = z.softmax(1).sort(dim=1, descending=True)
-        outside = ordered.cumsum(1) - ordered >= top_p  # mass before this token; the first is always kept
-        z = z.masked_fill(outside.scatter(1, order, outside), -torch.inf)
+        z = z.masked_fill(~_nucleus(z.softmax(1), top_p), -torch.inf)
     return z
+
+
+def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
+    """(M, V) True at the likeliest tokens, up to the one with which they hold the mass.
+
+    Nearly always some hundred tokens do. To find these takes a small part of the time of sorting the vocabulary, which
+    is left to the rows that need it.
+    """
+    likely, order = probabilities.topk(min(width, probabilities.shape[1]), dim=1)
+    kept = torch.zeros_like(probabilities, dtype=torch.bool)
+    kept.scatter_(1, order, likely.cumsum(1) - likely < top_p)  # mass before this token; the first is always kept
+    if likely.shape[1] < probabilities.shape[1]:
+        wide = (likely.sum(1) < top_p).nonzero().squeeze(1)
+        if len(wide):
+            kept[wide] = _nucleus(probabilities[wide], top_p, probabilities.shape[1])
+    return kept
 
 
 @torch.no_grad()
@@ -55,9 +72,15 @@ def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(impossible, probabilities.argmax(1, keepdim=True), ids), entropy
 
 
+def text_uniforms(index: Tensor, many: int, longest: int, randomness: Randomness, purpose: str) -> Tensor:
+    """(B * many, longest) numbers for `Draws`, those of an example together. A token's does not depend on `longest`."""
+    numbers = randomness.uniform(purpose, index, [longest * many] * len(index))
+    return numbers.view(len(index), longest, many).transpose(1, 2).flatten(0, 1)
+
+
 class Draws:
-    """Makes greedy decoding sample: each row takes the tokens that its own numbers fall on, whatever rows are beside
-    it. A logits processor for `generate`."""
+    """Chooses the tokens that `generate` samples: each row takes those that its own numbers fall on, whatever rows are
+    beside it. A logits processor."""
 
     def __init__(self, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0):
         """uniforms: (B, T), one for each row and token."""

@@ -44,6 +44,19 @@ def test_reward_to_go_stops_at_its_horizon():
     assert q.tolist() == [[pytest.approx(2 / 1.5), pytest.approx(4 / 1.5), pytest.approx(9 / 1.5)]]
 
 
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
+def test_an_example_has_the_same_samples_in_every_batch(tiny_policy, tiny_batch, settings, kind):
+    """Beside others, and with a limit that cuts them: the numbers they are drawn with are its own."""
+    policy, randomness = tiny_policy(kind), Randomness(0, 3)
+    args = settings(max_completion_length=9)
+    texts = sample_texts(policy, tiny_batch(policy, 4), args, randomness, 3)
+    assert sample_texts(policy, tiny_batch(policy, 2), args, randomness, 3) == texts[:6]
+    short = sample_texts(policy, tiny_batch(policy, 4), settings(max_completion_length=5), randomness, 3)
+    assert short == [text[:5] for text in texts]
+    assert len(set(map(tuple, texts))) == 12
+    assert sample_texts(policy, tiny_batch(policy, 4), args, Randomness(0, 4), 3) != texts
+
+
 @pytest.mark.parametrize("scale", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["bart", "llama"])
 def test_the_loss_is_what_a_loop_over_samples_gives(tiny_policy, tiny_batch, settings, kind, scale):

@@ -14,7 +14,7 @@ from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
-from semioffline.sampling import sampling_logits
+from semioffline.sampling import sampling_logits, text_uniforms
 from semioffline.scoring import Scorer, Scores
 from semioffline.types import Batch, Row, StepOutput, Term, send
 
@@ -64,24 +64,12 @@ class Method(BaseMethod):
 def sample_texts(policy: Policy, batch: Batch, args: Any, randomness: Randomness, many: int) -> list[list[int]]:
     """B * many token lists from the policy, the samples of an input together, with EOS where they ended.
 
-    They are keyed by (seed, step, batch): the same examples in the same batch give the same samples, also after a
-    resume, but not in another batch, on another device or with another number of accumulation steps.
+    They are keyed by (seed, step, example): whatever batch it is in, an example has the same samples, as far as the
+    model's numbers are the same there.
     """
-    decoding = Decoding(
-        do_sample=True,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        max_new_tokens=policy.longest_output(batch.source, args.max_completion_length),
-        num_return_sequences=many,
-    )
-    seed = 0
-    for example in batch.index.tolist():
-        seed = (31 * seed + randomness.key("on-policy", example)) % 2**62
-    device = policy.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        return policy.generate(batch.source, decoding, keep_end=True)
+    longest = policy.longest_output(batch.source, args.max_completion_length)
+    uniforms = text_uniforms(batch.index, many, longest, randomness, "on-policy")
+    return policy.generate(batch.source, Decoding.as_trained(args, longest, many), keep_end=True, uniforms=uniforms)
 
 
 def greedy_texts(policy: Policy, batch: Batch, args: Any) -> list[list[int]]:
