@@ -128,7 +128,8 @@ def _start(plan: Plan, method: str, seed: int, say: Callable[[str], None]) -> st
     if code == 0:
         return None
     last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
-    return f"{method}, seed {seed} ended with exit code {code}: {last} (all of it in {log})"
+    hint = ": fewer --jobs need less memory" if "OutOfMemory" in last and plan.jobs > 1 else ""
+    return f"{method}, seed {seed} ended with exit code {code}: {last} (all of it in {log}){hint}"
 
 
 def run_one(plan: Plan, method: str, seed: int) -> None:
@@ -136,9 +137,10 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     folder = plan.run_folder(method, seed)
     timing = _timing(plan, method) if method != START and plan.budget_steps is None else {}
     steps = _steps(plan, method, timing)
-    trainer = _trainer(plan, method, seed, folder, max(steps, 1))
+    first = _first_look(plan, method)
+    trainer = _trainer(plan, method, seed, folder, max(steps, 1), eval_on_start=first is None)
     (folder / "settings.json").write_text(json.dumps(trainer.args.to_dict(), indent=1, default=str))
-    looks = _Looks(trainer, steps, plan.evaluations, plan.keep)
+    looks = _Looks(trainer, steps, plan.evaluations, plan.keep, first)
     trainer.add_callback(looks)
     started = time.perf_counter()
     with peak_memory() as peak:
@@ -153,7 +155,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     meter = trainer.policy.meter.per_input()
     alone = timing if plan.jobs > 1 else {}
-    curve = _curve(folder, trainer, meter["forward_passes"], alone)
+    curve = _curve(folder, trainer, meter["forward_passes"], alone, first)
     result = {
         "method": method,
         "seed": seed,
@@ -189,8 +191,14 @@ def _steps(plan: Plan, method: str, timing: dict[str, Any]) -> int:
     return plan.steps.get(method) or plan.budget_steps or timing["steps"]
 
 
-def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int) -> SemiOfflineTrainer:
-    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=steps)
+def _first_look(plan: Plan, method: str) -> float | None:
+    """The reward on validation before the first step, where it is known: all methods have the start's weights then."""
+    result = plan.run_folder(START, plan.seeds[START][0]) / "result.json"
+    return None if method == START or not result.exists() else json.loads(result.read_text())["curve"][0]["reward"]
+
+
+def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int, **changes: Any) -> SemiOfflineTrainer:
+    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=steps, **changes)
     return SemiOfflineTrainer(plan.load(), plan.rewards, args, plan.rows, plan.dev)
 
 
@@ -201,23 +209,28 @@ def _free() -> None:
 
 
 class _Looks(TrainerCallback):
-    """Evaluates on validation at the start, the end, half of the steps, a quarter, ...; keeps the best weights."""
+    """Evaluates on validation at the end, half of the steps, a quarter, ...; keeps the best weights.
+    first: the reward of those that it starts from, if it is known."""
 
-    def __init__(self, trainer: SemiOfflineTrainer, steps: int, evaluations: int, keep: str):
+    def __init__(self, trainer: SemiOfflineTrainer, steps: int, evaluations: int, keep: str, first: float | None):
         self.model = trainer.policy.model
         self.due = {max(1, round(steps / 2**n)) for n in range(evaluations)}
         self.keep = keep
         self.best: float | None = None
         self.best_step: int | None = None
         self.weights: dict[str, torch.Tensor] = {}
+        if first is not None:
+            self._look(first, 0)
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_evaluate = state.global_step in self.due
 
     def on_evaluate(self, args, state, control, **kwargs):
-        reward = kwargs["metrics"]["eval_reward"]
+        self._look(kwargs["metrics"]["eval_reward"], state.global_step)
+
+    def _look(self, reward: float, step: int) -> None:
         if self.keep == "best" and (self.best is None or reward > self.best):
-            self.best, self.best_step = reward, state.global_step
+            self.best, self.best_step = reward, step
             self.weights = {name: weight.to("cpu", copy=True) for name, weight in self.model.state_dict().items()}
 
     def restore(self) -> None:
@@ -295,9 +308,11 @@ def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) ->
     return known[method]
 
 
-def _curve(folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: dict[str, Any]) -> list[dict[str, Any]]:
+def _curve(
+    folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: dict[str, Any], first: float | None
+) -> list[dict[str, Any]]:
     """Reward on validation against what was spent: seconds of training steps, forward passes over all inputs.
-    alone: how long steps take when nothing else runs."""
+    alone: how long steps take when nothing else runs. first: the reward before the first step, if it was known."""
 
     def seconds(line: dict[str, Any]) -> float:
         if not alone or not line["step"]:
@@ -307,7 +322,8 @@ def _curve(folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: dict
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     args = trainer.args
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size * passes
-    return [
+    known = [] if first is None else [{"step": 0, "seconds": 0.0, "forward_passes": 0.0, "reward": first}]
+    return known + [
         {
             "step": line["step"],
             "seconds": seconds(line),
@@ -315,5 +331,5 @@ def _curve(folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: dict
             "reward": line["eval_reward"],
         }
         for line in lines
-        if "eval_reward" in line
+        if "eval_reward" in line and line["step"] >= len(known)
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 
 from semioffline import comparison
@@ -59,11 +60,28 @@ def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
         assert [p["reward"] for p in one["curve"]] == [p["reward"] for p in two["curve"]]
     starts = [first["methods"][m]["curve"][0]["reward"] for m in ("start", "mft", "semi_offline")]
     assert starts[0] == starts[1] == starts[2]
+    lines = (tmp_path / "a/runs/mft-seed0/metrics.jsonl").read_text().splitlines()
+    looks = [row["step"] for row in map(json.loads, lines) if "eval_reward" in row]
+    assert looks == [2, 4]  # the start's own is known
     assert (first["methods"]["start"]["steps"], first["methods"]["start"]["seconds"]) == (0, 0)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     plots = {f"reward-{what}.{ending}" for what in ("seconds", "forward-passes") for ending in ("png", "svg")}
     assert {"comparison.md", "config.yaml", *plots} <= names
     assert (tmp_path / "a" / "comparison.md").read_text() == table.markdown(first)
+
+
+@pytest.mark.parametrize(("rewards", "kept"), [([0.3, 0.4], 0), ([0.3, 0.6], 2), ([0.7, 0.6], 1)])
+def test_the_best_look_is_kept_also_if_it_is_that_of_the_start(rewards, kept):
+    model = torch.nn.Linear(1, 1, bias=False)
+    looks = comparison._Looks(SimpleNamespace(policy=SimpleNamespace(model=model)), 2, 2, "best", 0.5)
+    weights = [model.weight.item()]
+    for step, reward in enumerate(rewards, start=1):
+        torch.nn.init.constant_(model.weight, float(step))
+        weights.append(float(step))
+        looks.on_evaluate(None, SimpleNamespace(global_step=step), None, metrics={"eval_reward": reward})
+    looks.restore()
+    assert looks.best_step == kept
+    assert model.weight.item() == weights[kept]
 
 
 def test_runs_side_by_side_give_the_same_table(tmp_path):
