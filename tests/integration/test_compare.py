@@ -196,9 +196,7 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
 
 def _plan(folder: Path, broken: set[str]) -> Plan:
     """Runs that only leave a result, or fail."""
-    script = (
-        "import pathlib, sys; sys.exit('out of memory') if sys.argv[2] else pathlib.Path(sys.argv[1]).write_text('')"
-    )
+    script = "import pathlib, sys; sys.exit('OutOfMemoryError: full') if sys.argv[2] else pathlib.Path(sys.argv[1]).write_text('')"
 
     def command(method: str, seed: int) -> list[str]:
         result = folder / "runs" / f"{method}-seed{seed}" / "result.json"
@@ -215,7 +213,8 @@ def _plan(folder: Path, broken: set[str]) -> Plan:
 def test_one_run_that_fails_does_not_stop_the_others(tmp_path):
     plan = _plan(tmp_path, {"c", "d"})
     with pytest.raises(
-        UserError, match=r"^[cd], seed 0 ended with exit code 1: out of memory .*; 1 more failed. .*table"
+        UserError,
+        match=r"^[cd], seed 0 ended with .* 1: OutOfMemoryError: full .*: fewer --jobs .*; 1 more failed. .*table",
     ):
         compare(plan, print)
     assert plan.missing() == [("c", 0), ("d", 0)]
