@@ -196,7 +196,8 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
 
 def _plan(folder: Path, broken: set[str]) -> Plan:
     """Runs that only leave a result, or fail."""
-    script = "import pathlib, sys; sys.exit('OutOfMemoryError: full') if sys.argv[2] else pathlib.Path(sys.argv[1]).write_text('')"
+    fail = "sys.exit('OutOfMemoryError: full') if sys.argv[2] else None"
+    script = f"import pathlib, sys; {fail}; pathlib.Path(sys.argv[1]).write_text('')"
 
     def command(method: str, seed: int) -> list[str]:
         result = folder / "runs" / f"{method}-seed{seed}" / "result.json"
