@@ -85,6 +85,17 @@ def more() -> list[str]:
     return methods(list(own), {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
 
 
+def every_input() -> list[str]:
+    """One candidate for each training input instead of four for some: in the whole budget each comes about once."""
+    own: dict[str, dict[str, Any]] = {
+        "semi_offline": {"scale_rewards": True, "rl_weight": 1},
+        "semi_offline@eos-after": {"eos_after": 4},
+        "semi_offline@wide": {"per_device_train_batch_size": 48, "learning_rate": 4e-5},
+    }
+    words = ["--methods", *own, "--settings", json.dumps(own), "--seeds", "0", "1", "2", "--start_steps", "0"]
+    return [*words, "--num_candidates", "1", "--candidate_rows", "1000000", "--budget_seconds", "45"]
+
+
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
@@ -101,7 +112,8 @@ SHORT: dict[str, dict[str, Any]] = {
 """Where the best look comes early: a learning rate that falls to 0 soon after it. BRIO with a ranking loss that leaves
 the MLE loss its say."""
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
-    # name: recipe, model (or the comparison whose start and candidates it has), data, runs at a time, more flags
+    # name: recipe, model (or the comparison whose start it has, and whose candidates, if it makes none), data, runs at
+    # a time, more flags
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 6, []),
     "commongen-flan-t5": ("compare-commongen", "flan-t5", "commongen", 6, []),
     "nqg-flan-t5": ("compare-nqg", "flan-t5", "nqg", 6, []),
@@ -124,6 +136,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, beyond(5e-5)),
     "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, beyond(2e-5)),
     "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
+    "samsum-smollm2-every-input": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 5, every_input()),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -142,7 +155,9 @@ def command(args: argparse.Namespace, name: str, only: str | None) -> list[str]:
     words = ["--config", RECIPES / f"{recipe}.yaml", "--data_dir", args.data / data, "--output_dir", args.out / name]
     if model in COMPARISONS:
         first = args.out / model
-        words += ["--model", first / "start/model", "--train_file", first / "candidates/candidates.jsonl"]
+        words += ["--model", first / "start/model"]
+        if "--num_candidates" not in more:  # else it makes its own
+            words += ["--train_file", first / "candidates/candidates.jsonl"]
     else:
         words += ["--model", args.models / model]
     words += ["--jobs", jobs, *more, *(["--only", only] if only else []), *args.more]
