@@ -39,14 +39,18 @@ def make_samples(tokenizer: Any, rng: random.Random, rows: int = 3, many: int = 
 
 
 def expected(tokenizer: Any, samples: Samples, references: list[list[str]], variants: Any = VARIANTS) -> torch.Tensor:
-    decoder = FastDecoder(tokenizer)
-    texts, rows = [], []
-    for b, own in enumerate(samples.ids):
-        kept = [row[samples.keep_mask[b]].tolist() for row in own]
-        texts += decoder.decode(kept)
-        rows += [references[b]] * len(kept)
+    many = samples.ids.shape[1]
+    texts = FastDecoder(tokenizer).decode(samples.token_lists())
+    rows = [own for own in references for _ in range(many)]
     values = Rouge(variants)(completions=texts, references=rows)
     return torch.tensor(values, dtype=torch.float64).view(len(references), -1)
+
+
+def ended(tokenizer: Any, samples: Samples) -> Samples:
+    """The same, where some of them end early."""
+    end = tokenizer.token_to_id("<s>")
+    some = torch.rand(samples.draws.shape, generator=torch.Generator().manual_seed(len(samples.draws))) < 0.1
+    return Samples(samples.text, samples.hidden, samples.draws.masked_fill(some, end), end)
 
 
 def build(tokenizer: Any, variants: Any = VARIANTS, device: str = "cpu", replay: Any = None) -> DeviceRouge:
@@ -56,15 +60,17 @@ def build(tokenizer: Any, variants: Any = VARIANTS, device: str = "cpu", replay:
 
 
 @pytest.mark.parametrize("replay", [None, lambda function: Replayed(function, record_function)], ids=["", "replayed"])
+@pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("masks", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_are_those_of_the_texts(kind: str, masks: int, replay: Any) -> None:
+def test_values_are_those_of_the_texts(kind: str, masks: int, ends: bool, replay: Any) -> None:
     """Several references of different lengths; halves of characters, added and special tokens among the draws."""
     tokenizer, rng = train(kind), random.Random(masks)
     rouge = build(tokenizer, replay=replay)
     seen = set()
     for _ in range(25):
         samples = make_samples(tokenizer, rng, masks=masks)
+        samples = ended(tokenizer, samples) if ends else samples
         references = [
             [" ".join(rng.choice(CORPUS).split()[: rng.randint(0, 14)]) for _ in range(rng.randint(1, 3))]
             for _ in range(3)
@@ -173,12 +179,15 @@ def test_rewards_that_stay_on_the_host(reward: Any) -> None:
     assert on_device(Rouge(), FastDecoder(train("word-piece")), torch.device("cpu")) is None
 
 
-def test_a_scorer_gives_the_same_either_way(tiny_policy: Any, tiny_batch: Any) -> None:
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_scorer_gives_the_same_either_way(tiny_policy: Any, tiny_batch: Any, ends: bool) -> None:
     policy = tiny_policy("bart")
     batch = tiny_batch(policy, 4)
     hidden = batch.target.ordinary & (batch.target.words % 2 == 1)
     draws = torch.arange(int(hidden.sum()) * 5).view(-1, 5) % 90 + 20
-    samples = Samples(batch.target, hidden, draws)
+    end = policy.tokenizer.eos_token_id if ends else None
+    draws = draws if end is None else draws.masked_fill(draws % 7 == 0, end)
+    samples = Samples(batch.target, hidden, draws, end)
     rewards = RewardSet(["rouge", "rougeL"], weights=[0.3, 1.7])
     here, there = (Scorer(policy, rewards, on_device=on)(samples, batch) for on in (False, True))
     assert isinstance(there.parts["rouge"], torch.Tensor)
@@ -198,9 +207,9 @@ def test_on_a_gpu_without_waiting(kind: str, replay: Any) -> None:
     tokenizer, rng = train(kind), random.Random(8)
     rouge = build(tokenizer, device="cuda", replay=replay)
     for masks in (1, 2):
-        samples = make_samples(tokenizer, rng, masks=masks)
+        samples = ended(tokenizer, make_samples(tokenizer, rng, masks=masks))
         references = [[CORPUS[0], CORPUS[2]], [CORPUS[2]], ["the cat"]]
-        drawn = Samples(samples.text, samples.hidden, samples.draws.cuda())
+        drawn = Samples(samples.text, samples.hidden, samples.draws.cuda(), samples.end_id)
         rouge(drawn, references)
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -221,7 +221,7 @@ class DeviceRouge:
             return None
         tables = [send(table, self.device) for table in self._lay_out(read)]
         length = self._fit(samples.text.ids.shape[1])
-        ids = widen(samples.ids_on(self.device), length, 0).clamp(max=len(self.parts) - 1)
+        ids = widen(samples.ended_on(self.device), length, 0).clamp(max=len(self.parts) - 1)
         keep = send(widen(samples.text.keep_mask, length, False), self.device)
         return self._run(ids, keep, torch.empty(self._most_words(samples), device=self.device), *tables)
 

@@ -142,11 +142,11 @@ class Scorer:
         return self.policy.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
 
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
+        if self.on_device and (found := self._score_on_device(samples, batch)) is not None:
+            return found
         if samples.end_id is not None:
             ids = samples.token_lists()
             return self.score_ids(ids, batch, len(ids) // len(batch))
-        if self.on_device and (found := self._score_on_device(samples, batch)) is not None:
-            return found
         draws = HostCopy(samples.draws.int())
 
         def score() -> Scores:
@@ -192,6 +192,8 @@ class Scorer:
         rewards = self.reward_set.add(parts).float().view(len(batch), -1)
 
         def decode() -> list[str]:
+            if samples.end_id is not None:
+                return self.policy.decode(samples.token_lists())
             groups, order = _groups(samples)
             draws = samples.draws.int().cpu().numpy()[order].reshape(-1)
             return self._decode(groups, draws)

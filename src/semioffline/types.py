@@ -167,13 +167,24 @@ class Samples:
         """The same on a device. On that of the draws nothing waits for them."""
         return self._put(self.text.ids, self.draws, device)
 
+    def ended_on(self, device: torch.device) -> Tensor:
+        """The same with end tokens alone from the first one on that was drawn."""
+        ids = self.ids_on(device)
+        if self.end_id is None:
+            return ids
+        return ids.masked_fill(self._ends_on(device).cummax(2).values.bool(), self.end_id)
+
+    def _ends_on(self, device: torch.device) -> Tensor:
+        """(B, K, T) 1 where the end token was drawn."""
+        drawn = self.draws.eq(-1 if self.end_id is None else self.end_id)
+        return self._put(torch.zeros_like(self.text.ids), drawn, device)
+
     def token_lists(self) -> list[list[int]]:
         """B * K lists, the samples of a row together: up to the first end token that was drawn, which is kept."""
         ids = self.ids
-        ends: Tensor = self.draws == self.end_id  # type: ignore[assignment]
-        ended = self._put(torch.zeros_like(self.text.keep_mask), ends, ids.device)
+        ends = self._ends_on(ids.device)
         whole = self.text.keep_mask.sum(1)[:, None]
-        lengths = torch.where(ended.any(2), ended.int().argmax(2) + 1, whole)
+        lengths = torch.where(ends.any(2), ends.argmax(2) + 1, whole)
         rows = zip(ids.flatten(0, 1).tolist(), lengths.flatten().tolist(), strict=True)
         return [row[:number] for row, number in rows]
 
