@@ -57,7 +57,8 @@ class SemiOfflineConfig(TrainingArguments):
         0, "After n steps static targets are samples of the policy, at most n steps old; 0: those of the data."
     )
     eos_after: int | None = option(
-        None, "Samples may end early: EOS may be drawn after so many tokens; they are as long as the target otherwise."
+        None,
+        "EOS may be drawn after so many tokens, or a token for the target's EOS: samples end early or one token later.",
     )
     # Other methods
     length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")

@@ -57,6 +57,14 @@ def choose_hidden(
     return [hidden, text.ordinary & ~hidden] if pattern == "complementary" else [hidden]
 
 
+def with_end(text: Text, hidden: Tensor, end_id: int, after: int) -> Tensor:
+    """`hidden`, and the end token of each text that has `after` ordinary ones. It takes nothing from other positions:
+    nobody sees it."""
+    last = torch.arange(text.ids.shape[1], device=text.ids.device) == text.keep_mask.sum(1, keepdim=True) - 1
+    long_enough = text.ordinary.sum(1, keepdim=True) >= after
+    return hidden | (last & long_enough & (text.ids == end_id) & ~text.ordinary)
+
+
 def _random(text: Text, rate: float | Tensor, uniforms: Tensor, unit: str) -> Tensor:
     if unit == "word":
         uniforms = uniforms.gather(1, _word_starts(text.words))

@@ -9,6 +9,7 @@ from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
 from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer, Scores
+from semioffline.types import Row
 
 K = 6
 RANDOMNESS = Randomness(seed=0, step=3)
@@ -527,6 +528,52 @@ def test_the_end_token_is_not_drawn_before_eos_after(step):
     ends = (watched.samples.draws == policy.tokenizer.eos_token_id).any(1)
     assert not ends[before < 4].any()
     assert ends[before >= 4].any()
+
+
+@pytest.mark.parametrize("pattern", ["random", "complementary", "suffix", "mixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_end_of_the_static_target_is_drawn_too(step, kind, pattern):
+    """Where so many tokens precede it. What is drawn there in its place comes behind the text."""
+    policy, batch, watched = step(kind, eos_after=6, temperature=50.0, mask_pattern=pattern)
+    static, end = batch.static, policy.tokenizer.eos_token_id
+    last = static.keep_mask.sum(1) - 1
+    there = watched.samples.hidden.view(-1, *static.ids.shape)[:, torch.arange(len(batch)), last]
+    assert torch.equal(there, (static.ordinary.sum(1) >= 6).expand_as(there))
+    assert there.any()
+    lists = [row for n, row in enumerate(watched.samples.token_lists()) if there[0, n // K]]
+    assert any(row[-1] != end for row in lists)
+    assert watched.output.metrics["mask_rate"] == pytest.approx(
+        (watched.samples.hidden & static.ordinary.repeat(len(there), 1)).sum() / static.ordinary.sum() / len(there)
+    )
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_reward_for_length_moves_the_end(tiny_policy, tiny_batch, settings, monkeypatch, sign):
+    """log p(EOS) at the end of the static targets falls where longer texts are better, and rises where they are
+    worse. Nothing else is hidden here."""
+    policy = tiny_policy("bart")
+    batch = tiny_batch(policy)
+    row = Row(batch.static.ids, batch.static.keep_mask, batch.static.ids == policy.tokenizer.eos_token_id)
+    row.wanted[:, 0] = False  # BART's targets begin with one
+    forward, end = policy.forward, policy.tokenizer.eos_token_id
+    wish = 5.0 * (torch.arange(policy.base.get_output_embeddings().out_features) == end)  # it ends every other time
+    monkeypatch.setattr(policy, "forward", lambda *given: [z + wish for z in forward(*given)])
+
+    def at_the_end() -> float:
+        with torch.no_grad():
+            return policy(batch.source, [row])[0].log_softmax(1)[:, end].mean().item()
+
+    def length(completions, completion_ids, **kwargs):
+        return [sign * float(len(policy.decode([ids])[0])) for ids in completion_ids]
+
+    args = settings(num_samples=32, mask_rate=0.0, eos_after=2, mle_mask_rate=0.0)
+    method, optimizer, before = Method(args), torch.optim.Adam(policy.parameters(), lr=3e-3), at_the_end()
+    for n in range(10):
+        output = method.step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, n))
+        optimizer.zero_grad()
+        output.terms[1].total.backward()
+        optimizer.step()
+    assert sign * (at_the_end() - before) < -0.5
 
 
 def test_a_reward_for_short_texts_makes_samples_shorter(tiny_policy, tiny_batch, settings):

@@ -22,6 +22,7 @@ from semioffline.masking import (
     cover,
     mask_uniforms,
     scheduled_rate,
+    with_end,
 )
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
@@ -115,6 +116,9 @@ class Method(BaseMethod):
         uniforms = mask_uniforms(static, batch.index, randomness, "mask")
         rate = self.mask_rate(randomness.step)
         masks = choose_hidden(static, rate, uniforms, args.mask_unit, args.mask_pattern, args.mask_span)
+        if args.eos_after is not None:
+            end_id = policy.tokenizer.eos_token_id
+            masks = [with_end(static, hidden, end_id, args.eos_after) for hidden in masks]
         observations = [cover(static, hidden, policy.mask_id) for hidden in masks]
         if args.observation == "noisy":
             noise = mask_uniforms(static, batch.index, randomness, "noise")
@@ -334,6 +338,6 @@ def _check_fits(policy: Policy, source: Text, static: Text) -> None:
 
 def _describe(static: Text, observations: list[Observation], decisions: list[Decision]) -> dict[str, float | Tensor]:
     entropy = torch.cat([decision.entropy.reshape(-1) for decision in decisions])
-    hidden = sum(int(observation.hidden.sum()) for observation in observations)
+    hidden = sum(int((observation.hidden & static.ordinary).sum()) for observation in observations)
     ordinary = max(int(static.ordinary.sum()), 1) * len(observations)
     return {"entropy": entropy.mean() if len(entropy) else 0.0, "mask_rate": hidden / ordinary}
