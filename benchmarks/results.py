@@ -199,7 +199,11 @@ def main() -> None:
         run(args, [name], "timing")
     if "runs" in args.parts:
         run(args, first, None)
-        run(args, [name for name in args.names if name not in first], None)
+        others = [name for name in args.names if name not in first]
+        for name in others:
+            if "--budget_seconds" in COMPARISONS[name][4]:  # timed alone
+                run(args, [name], "timing")
+        run(args, others, None)
 
 
 if __name__ == "__main__":

@@ -149,6 +149,14 @@ def test_sampling_leaves_the_random_state_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_broken_model_writes_no_candidates(tmp_path: Path) -> None:
+    policy = build_policy()
+    with torch.no_grad():
+        policy.base.get_output_embeddings().weight.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="nan"):
+        make(tmp_path, policy=policy)
+
+
 # ---- going on ----
 
 

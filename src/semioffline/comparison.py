@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import statistics
 import subprocess
 import threading
@@ -37,6 +38,9 @@ PROBE_MOST = 200
 """Steps after which timing ends in any case."""
 START = "start"
 """The row of the model that all methods start from."""
+LOOKED_AT = ["num_beams", "length_penalty", "no_repeat_ngram_size", "min_new_tokens", "max_completion_length"]
+LOOKED_AT += ["max_prompt_length", "truncation_side", "per_device_eval_batch_size", "bf16", "fp16", "reward_weights"]
+"""Settings that the reward on validation depends on."""
 
 
 @dataclass
@@ -128,7 +132,7 @@ def _start(plan: Plan, method: str, seed: int, say: Callable[[str], None]) -> st
     if code == 0:
         return None
     last = (log.read_text(errors="replace").splitlines() or ["no output"])[-1]
-    hint = ": fewer --jobs need less memory" if "OutOfMemory" in last and plan.jobs > 1 else ""
+    hint = ": fewer --jobs need less memory" if re.search("out ?of ?memory", last, re.IGNORECASE) else ""
     return f"{method}, seed {seed} ended with exit code {code}: {last} (all of it in {log}){hint}"
 
 
@@ -137,7 +141,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     folder = plan.run_folder(method, seed)
     timing = _timing(plan, method) if method != START and plan.budget_steps is None else {}
     steps = _steps(plan, method, timing)
-    first = _first_look(plan, method)
+    first = _first_look(plan, method, seed, folder)
     trainer = _trainer(plan, method, seed, folder, max(steps, 1), eval_on_start=first is None)
     (folder / "settings.json").write_text(json.dumps(trainer.args.to_dict(), indent=1, default=str))
     looks = _Looks(trainer, steps, plan.evaluations, plan.keep, first)
@@ -161,6 +165,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
         "seed": seed,
         "steps": trainer.state.global_step,
         "best_step": looks.best_step,
+        "validation_inputs": len(plan.dev),
         "seconds": curve[-1]["seconds"] if plan.jobs == 1 or timing or not steps else None,
         "timed": _how_timed(plan, alone),
         "wall_seconds": wall,
@@ -191,10 +196,16 @@ def _steps(plan: Plan, method: str, timing: dict[str, Any]) -> int:
     return plan.steps.get(method) or plan.budget_steps or timing["steps"]
 
 
-def _first_look(plan: Plan, method: str) -> float | None:
-    """The reward on validation before the first step, where it is known: all methods have the start's weights then."""
-    result = plan.run_folder(START, plan.seeds[START][0]) / "result.json"
-    return None if method == START or not result.exists() else json.loads(result.read_text())["curve"][0]["reward"]
+def _first_look(plan: Plan, method: str, seed: int, folder: Path) -> float | None:
+    """The reward on validation before the first step, where it is known: all methods have the start's weights then.
+    Not for a method that is looked at in another way."""
+    start = plan.run_folder(START, plan.seeds[START][0])
+    if method == START or not (start / "result.json").exists():
+        return None
+    result, before = (json.loads((start / name).read_text()) for name in ("result.json", "settings.json"))
+    args = plan.settings(method, output_dir=str(folder), seed=seed).to_dict()
+    same = all(before.get(name) == args[name] for name in LOOKED_AT) and result["validation_inputs"] == len(plan.dev)
+    return result["curve"][0]["reward"] if same else None
 
 
 def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int, **changes: Any) -> SemiOfflineTrainer:
@@ -331,5 +342,5 @@ def _curve(
             "reward": line["eval_reward"],
         }
         for line in lines
-        if "eval_reward" in line and line["step"] >= len(known)
+        if "eval_reward" in line and (first is None or line["step"])
     ]

@@ -41,7 +41,8 @@ class Decoding:
     """Settings of one decoding run. Wrong settings are refused on construction, all of them in one UserError.
 
     What the model's own `generation_config` says beyond these fields (forced or suppressed tokens, a repetition
-    penalty, the EOS ids) still applies.
+    penalty, the EOS ids) still applies; what else it says of sampling (min_p, typical_p) does not apply to samples that
+    have numbers of their own.
     """
 
     num_beams: int = 1

@@ -39,8 +39,8 @@ def sampling_logits(
 def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
     """(M, V) True at the likeliest tokens, up to the one with which they hold the mass.
 
-    Nearly always some hundred tokens do. To find these takes a small part of the time of sorting the vocabulary, which
-    is left to the rows that need it.
+    Nearly always some hundred tokens do. On a GPU, to find these takes a small part of the time of sorting the
+    vocabulary, which is left to the rows that need it. (That there are such rows is asked of the device, which waits.)
     """
     likely, order = probabilities.topk(min(width, probabilities.shape[1]), dim=1)
     kept = torch.zeros_like(probabilities, dtype=torch.bool)
@@ -91,7 +91,8 @@ class Draws:
         z = sampling_logits(scores, scores > -torch.inf, *self.settings)
         drawn, _ = draw(z, self.uniforms[:, self.position, None])
         self.position += 1
-        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
+        chosen = torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
+        return chosen.masked_fill_(scores.isnan().any(1, keepdim=True), torch.nan)  # `generate` refuses them
 
 
 def draw_uniforms(

@@ -227,8 +227,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """Loss and backward of one micro-batch. The loss is already divided by the counts of the whole step, so it is
         not divided again; gradients are averaged over processes, hence the factor.
 
-        Nothing here waits for the device, except for the draws whose rewards are wanted and for a copy of the loss that
-        was made before backward: by then it is there."""
+        Nothing here waits for the device, except for the draws whose rewards are wanted, with top_p for the draws
+        themselves, and for a copy of the loss that was made before backward: by then it is there."""
         if not (model.training and self.policy.model.training):
             model.train()
         batch: Batch = inputs

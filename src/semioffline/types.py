@@ -168,7 +168,7 @@ class Samples:
         return self._put(self.text.ids, self.draws, device)
 
     def ended_on(self, device: torch.device) -> Tensor:
-        """The same with end tokens alone from the first one on that was drawn."""
+        """The same with end tokens, which have no text, from the first one on that was drawn."""
         ids = self.ids_on(device)
         if self.end_id is None:
             return ids

@@ -70,6 +70,21 @@ def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
     assert (tmp_path / "a" / "comparison.md").read_text() == table.markdown(first)
 
 
+def test_a_method_that_is_looked_at_in_another_way_looks_at_the_start_itself(tmp_path):
+    own = {"mft@short": {"max_completion_length": 4}, "mft@rate": {"learning_rate": 1e-4}}
+    flags = ["--methods", *own, "--settings", json.dumps(own), "--budget_steps", "1", "--evaluations", "1"]
+    assert run(tmp_path, *flags)["methods"]["mft@short"]["curve"][0]["step"] == 0
+    looks = {}
+    for name in own:
+        lines = (tmp_path / f"runs/{name}-seed0/metrics.jsonl").read_text().splitlines()
+        looks[name] = [row["step"] for row in map(json.loads, lines) if "eval_reward" in row]
+    assert looks == {"mft@short": [0, 1], "mft@rate": [1]}
+    shutil.rmtree(tmp_path / "runs/mft@rate-seed0")
+    run(tmp_path, *flags, "--eval_limit", "5")  # fewer inputs than the start was looked at with
+    lines = (tmp_path / "runs/mft@rate-seed0/metrics.jsonl").read_text().splitlines()
+    assert [row["step"] for row in map(json.loads, lines) if "eval_reward" in row] == [0, 1]
+
+
 @pytest.mark.parametrize(("rewards", "kept"), [([0.3, 0.4], 0), ([0.3, 0.6], 2), ([0.7, 0.6], 1)])
 def test_the_best_look_is_kept_also_if_it_is_that_of_the_start(rewards, kept):
     model = torch.nn.Linear(1, 1, bias=False)
@@ -349,6 +364,10 @@ def test_some_methods_of_a_recipe(tmp_path, capsys):
     made = json.loads((tmp_path / "run/comparison.json").read_text())
     assert {name: row["seeds"] for name, row in made["methods"].items()} == {"start": [0], "mft": [2]}
     assert list(made["own_settings"]) == ["mft"]
+    for methods in ("methods: [mft@few, ft]\n", "", "methods: ft\n"):  # bases of names; the default; one name
+        rest = written.partition("\n")[2] if methods != "methods: ft\n" else "settings: {ft: {seeds: [0]}}\n"
+        recipe.write_text(methods + rest.replace(", mft@few: {seeds: [3]}" * (not methods), ""))
+        assert main([*flags, "--budget_steps", "1"]) == 0
     recipe.write_text(written.replace("mft@few: {", "mft@fwe: {"))
     capsys.readouterr()
     assert main([*flags, "--budget_steps", "1"]) == 2

@@ -68,7 +68,7 @@ def run(argv: list[str]) -> None:
     defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
     defaults |= {"reward": [task.reward] if task.reward else None}
     data, model, options, args = parse("compare", types, argv, defaults)
-    by_method = _by_method(options, args, (_take_config(argv)[0] or {}).get("methods") or [])
+    by_method = _by_method(options, args, _listed(argv))
     device = model.checked_device()
     folder = open_folder(str(args.output_dir), resume=True)
     console = Console()
@@ -133,6 +133,13 @@ def _write(comparison: dict[str, Any], folder: Path) -> None:
     print(f"comparison.json, comparison.md and plots in {folder}")
 
 
+def _listed(argv: list[str]) -> list[str]:
+    """The methods of the recipe, whatever --methods says."""
+    recipe, _ = _take_config(argv)
+    listed = [] if recipe is None else recipe.get("methods", METHODS)
+    return [str(listed)] if not isinstance(listed, list) else listed
+
+
 def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[str]) -> dict[str, dict[str, Any]]:
     """Each method's own settings, those of METHOD before those of METHOD@LABEL. All names are checked here.
 
@@ -154,7 +161,7 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[st
         raise UserError(f"--settings is not JSON: {error}") from error
     bases = [method.partition("@")[0] for method in options.methods]
     for method in given:
-        if method not in [START, *options.methods, *bases, *listed]:
+        if method not in [START, *options.methods, *bases, *listed, *(name.partition("@")[0] for name in listed)]:
             raise unknown("method in --settings", method, [START, *options.methods])
     own = {m: given.get(base, {}) | given.get(m, {}) for m, base in zip(options.methods, bases, strict=True)}
     return own | {START: {k: v for k, v in given.get(START, {}).items() if k not in OWN}}

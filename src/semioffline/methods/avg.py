@@ -65,7 +65,7 @@ def sample_texts(policy: Policy, batch: Batch, args: Any, randomness: Randomness
     """B * many token lists from the policy, the samples of an input together, with EOS where they ended.
 
     They are keyed by (seed, step, example): whatever batch it is in, an example has the same samples, as far as the
-    model's numbers are the same there.
+    model's numbers are the same there and its positions leave as much room.
     """
     longest = policy.longest_output(batch.source, args.max_completion_length)
     uniforms = text_uniforms(batch.index, many, longest, randomness, "on-policy")
