@@ -89,7 +89,7 @@ def every_input() -> list[str]:
     """One candidate for each training input instead of four for some: in the whole budget each comes about once."""
     own: dict[str, dict[str, Any]] = {
         "semi_offline": {"scale_rewards": True, "rl_weight": 1},
-        "semi_offline@eos-after": {"eos_after": 4},
+        "semi_offline@draw-end": {"eos_after": 4, "draw_end": True},
         "semi_offline@wide": {"per_device_train_batch_size": 48, "learning_rate": 4e-5},
     }
     words = ["--methods", *own, "--settings", json.dumps(own), "--seeds", "0", "1", "2", "--start_steps", "0"]

@@ -57,8 +57,11 @@ class SemiOfflineConfig(TrainingArguments):
         0, "After n steps static targets are samples of the policy, at most n steps old; 0: those of the data."
     )
     eos_after: int | None = option(
-        None,
-        "EOS may be drawn after so many tokens, or a token for the target's EOS: samples end early or one token later.",
+        None, "Samples may end early: EOS may be drawn after so many tokens; they are as long as the target otherwise."
+    )
+    draw_end: bool = option(
+        False,
+        "With eos_after: the target's EOS is hidden, too; where another token is drawn, a sample goes on with it.",
     )
     # Other methods
     length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
@@ -200,6 +203,8 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"refresh_every={self.refresh_every} must be 0 (never) or positive")
         if self.eos_after is not None and self.eos_after < 1:
             problems.append(f"eos_after={self.eos_after} must be at least 1: a sample needs a token")
+        if self.draw_end and self.eos_after is None:
+            problems.append("draw_end needs eos_after: only then EOS may be drawn")
         if self.eos_after is not None and self.observation == "full":
             problems.append("eos_after with observation='full': its samples keep the length of the static target")
         if self.mask_pattern == "complementary" and (self.num_samples < 4 or self.num_samples % 2):

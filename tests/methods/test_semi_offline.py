@@ -87,6 +87,7 @@ VARIANTS = [
     {"refresh_every": 1, "max_completion_length": 12},
     {"eos_after": 3},
     {"eos_after": 1, "mask_pattern": "complementary"},
+    {"eos_after": 3, "draw_end": True},
 ]
 
 
@@ -471,13 +472,14 @@ def test_only_a_method_that_refreshes_writes_into_the_checkpoint(settings, tmp_p
 
 def test_all_problems_of_the_variants_are_told_at_once(settings):
     wrong = {"observation": "sideways", "mask_pattern": "complementary", "num_samples": 5, "noise_rate": 2.0}
-    wrong |= {"mask_span": 0.5, "mask_rate_end": -0.1, "refresh_every": -1}
+    wrong |= {"mask_span": 0.5, "mask_rate_end": -0.1, "refresh_every": -1, "draw_end": True}
     with pytest.raises(UserError) as caught:
         settings(**wrong)
     message = str(caught.value)
     for part in ("observation='sideways'", "num_samples=5", "noise_rate=2.0", "mask_span=0.5", "mask_rate_end=-0.1"):
         assert part in message
     assert "refresh_every=-1" in message
+    assert "draw_end needs eos_after" in message
     with pytest.raises(UserError, match="random, complementary, suffix, span"):
         settings(mask_pattern="stripes")
 
@@ -534,7 +536,7 @@ def test_the_end_token_is_not_drawn_before_eos_after(step):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_end_of_the_static_target_is_drawn_too(step, kind, pattern):
     """Where so many tokens precede it. What is drawn there in its place comes behind the text."""
-    policy, batch, watched = step(kind, eos_after=6, temperature=50.0, mask_pattern=pattern)
+    policy, batch, watched = step(kind, eos_after=6, draw_end=True, temperature=50.0, mask_pattern=pattern)
     static, end = batch.static, policy.tokenizer.eos_token_id
     last = static.keep_mask.sum(1) - 1
     there = watched.samples.hidden.view(-1, *static.ids.shape)[:, torch.arange(len(batch)), last]
@@ -566,7 +568,7 @@ def test_a_reward_for_length_moves_the_end(tiny_policy, tiny_batch, settings, mo
     def length(completions, completion_ids, **kwargs):
         return [sign * float(len(policy.decode([ids])[0])) for ids in completion_ids]
 
-    args = settings(num_samples=32, mask_rate=0.0, eos_after=2, mle_mask_rate=0.0)
+    args = settings(num_samples=32, mask_rate=0.0, eos_after=2, draw_end=True, mle_mask_rate=0.0)
     method, optimizer, before = Method(args), torch.optim.Adam(policy.parameters(), lr=3e-3), at_the_end()
     for n in range(10):
         output = method.step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, n))

@@ -116,7 +116,7 @@ class Method(BaseMethod):
         uniforms = mask_uniforms(static, batch.index, randomness, "mask")
         rate = self.mask_rate(randomness.step)
         masks = choose_hidden(static, rate, uniforms, args.mask_unit, args.mask_pattern, args.mask_span)
-        if args.eos_after is not None:
+        if args.draw_end:
             end_id = policy.tokenizer.eos_token_id
             masks = [with_end(static, hidden, end_id, args.eos_after) for hidden in masks]
         observations = [cover(static, hidden, policy.mask_id) for hidden in masks]
