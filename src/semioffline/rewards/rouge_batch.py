@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from rapidfuzz.distance import LCSseq
 
+_BETWEEN, _MARK = b"|", " \0 "
+"""Stands after every text, and what stands there before it is read: no word has either."""
 _SEPARATE = bytes(b if chr(b).isascii() and chr(b).isalnum() else ord(" ") for b in range(256))
-_BETWEEN = b"|"
-"""Stands after every text: no word has it."""
+_SEPARATE = _BETWEEN + _SEPARATE[1:]
 
 
 class Batch:
@@ -42,16 +43,14 @@ class Batch:
         owner = self.group[self.text]
         head = codes[: self.ends[self.references - 1] + 1]
         known = np.unique(head)
-        compact = np.zeros(int(codes.max()) + 1, dtype=np.int64)
+        compact = np.full(int(codes.max()) + 1, len(known))  # the last column: words of no reference
         compact[known] = np.arange(len(known))
-        table = np.zeros((self.references, len(known)), dtype=np.int64)
+        table = np.zeros((self.references, len(known) + 1), dtype=np.int64)
         inside = head != codes[self.ends[0]]
         table[owner[: len(head)][inside], compact[head[inside]]] = 1
         table *= table.cumsum(axis=1)
-        seen = np.zeros(len(compact), dtype=bool)
-        seen[known] = True
         self.words = int(table.max(initial=0))
-        self.numbers = np.where(seen[codes], table[owner, compact[codes]], 0)
+        self.numbers = table.take(compact.take(codes) + owner * table.shape[1])
 
     def hits(self, n: int) -> np.ndarray:
         """For each completion, the sum over n-grams of min(count in completion, count in its reference).
@@ -59,6 +58,8 @@ class Batch:
         n is at most 4: n-grams are numbered in 64 bits.
         """
         texts = len(self.ends)
+        if n == 1:  # words have numbers of their own already
+            return self._least(self.text, self.numbers, self.words + 1, first=1)
         size = max(len(self.numbers) - n + 1, 0)
         grams, whole = np.zeros(size, dtype=np.int64), np.ones(size, dtype=bool)
         for k in range(n):
@@ -75,9 +76,13 @@ class Batch:
         right = found >= 0
         first = np.searchsorted(known, np.arange(self.references) * space)
         local = (found - first[group])[right]  # among the n-grams of its own reference
-        width = int(local.max()) + 1
-        table = np.bincount(text[right] * width + local, minlength=texts * width).reshape(texts, width)
-        return np.minimum(table, table[self.group]).sum(axis=1)[self.references :]
+        return self._least(text[right], local, int(local.max()) + 1)
+
+    def _least(self, text: np.ndarray, numbers: np.ndarray, width: int, first: int = 0) -> np.ndarray:
+        """For each completion, the sum over numbers, from `first` on, of min(count in it, count in its reference)."""
+        texts = len(self.ends)
+        table = np.bincount(text * width + numbers, minlength=texts * width).reshape(texts, width)[:, first:]
+        return np.minimum(table[self.references :], table[self.group[self.references :]]).sum(axis=1)
 
     def common(self) -> np.ndarray:
         """For each completion, the length of its longest common subsequence with its reference."""
@@ -99,9 +104,11 @@ class Batch:
 
 def _words(texts: Iterable[str]) -> list[bytes]:
     """The words of all texts, and what stands between texts after each."""
-    after = b" " + _BETWEEN + b" "
-    lowered = [text.lower().encode("ascii", "replace").translate(_SEPARATE) + after for text in texts]
-    return b"".join(lowered).split()
+    texts = list(texts)
+    line = _MARK.join([*texts, ""])
+    if line.count("\0") > len(texts):
+        line = _MARK.join([*(text.replace("\0", " ") for text in texts), ""])
+    return line.lower().encode("ascii", "replace").translate(_SEPARATE).split()
 
 
 def _write(head: list[bytes], words: list[bytes], vocabulary: Any) -> tuple[str, str]:
