@@ -202,12 +202,14 @@ def test_a_scorer_gives_the_same_either_way(tiny_policy: Any, tiny_batch: Any, e
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("replay", [None, Replayed])
+@pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_gpu_without_waiting(kind: str, replay: Any) -> None:
+def test_on_a_gpu_without_waiting(kind: str, ends: bool, replay: Any) -> None:
     tokenizer, rng = train(kind), random.Random(8)
     rouge = build(tokenizer, device="cuda", replay=replay)
     for masks in (1, 2):
-        samples = ended(tokenizer, make_samples(tokenizer, rng, masks=masks))
+        samples = make_samples(tokenizer, rng, masks=masks)
+        samples = ended(tokenizer, samples) if ends else samples
         references = [[CORPUS[0], CORPUS[2]], [CORPUS[2]], ["the cat"]]
         drawn = Samples(samples.text, samples.hidden, samples.draws.cuda(), samples.end_id)
         rouge(drawn, references)

@@ -4,6 +4,7 @@ once in each pool of memory, for all shapes, and backward is that of the last fo
 import gc
 import logging
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,17 +165,21 @@ def two_passes(policy: Any, plain: Any, batch: Any, same: bool) -> None:
         assert_same(gradients(policy, one(policy, which)), gradients(plain, one(plain, which)))
     for weights in [(1.0, 3.0), (1.0, 2.0), (0.5, 3.0), (1.0, 2.0, 3.0), (2.0, 1.0)]:
         assert_same(gradients(policy, loss(policy, weights)), gradients(plain, loss(plain, weights)))
-    before = {
-        stack: {key: graph.replay.output.clone() for key, graph in stack.forward.graphs.items()}
-        for stack in policy.stacks()
-    }
-    policy.get_parameter("model." + next(iter(dict(policy.model.named_parameters())))).data.mul_(2)
+    replayed: dict[Any, list[int]] = {stack: [] for stack in policy.stacks()}
+
+    def watch(graph: Any, note: Any) -> Any:
+        def forward() -> None:
+            note()
+            graph.replay.forward()
+
+        return graph._replace(replay=graph.replay._replace(forward=forward))
+
+    for stack, turns in replayed.items():
+        own = stack.forward.graphs
+        own.update({key: watch(graph, partial(turns.append, key.turn)) for key, graph in own.items()})
+        assert [key.turn for key in own].count(1) == 1
     loss(policy, (1.0, 2.0))
-    for stack, outputs in before.items():  # both turns were replayed; graphs of one turn may share the output's memory
-        graphs = stack.forward.graphs
-        replayed = [key.turn for key in graphs if not torch.equal(graphs[key].replay.output, outputs[key])]
-        assert set(replayed) == {0, 1}
-        assert [key.turn for key in graphs].count(1) == 1
+    assert all(turns == [0, 1] for turns in replayed.values())
     forget_step(policy)
 
 

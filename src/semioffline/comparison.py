@@ -141,8 +141,10 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     folder = plan.run_folder(method, seed)
     timing = _timing(plan, method) if method != START and plan.budget_steps is None else {}
     steps = _steps(plan, method, timing)
-    first = _first_look(plan, method, seed, folder)
-    trainer = _trainer(plan, method, seed, folder, max(steps, 1), eval_on_start=first is None)
+    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(steps, 1))
+    first = _first_look(plan, method, args)
+    args.eval_on_start = args.eval_on_start and first is None
+    trainer = SemiOfflineTrainer(plan.load(), plan.rewards, args, plan.rows, plan.dev)
     (folder / "settings.json").write_text(json.dumps(trainer.args.to_dict(), indent=1, default=str))
     looks = _Looks(trainer, steps, plan.evaluations, plan.keep, first)
     trainer.add_callback(looks)
@@ -196,21 +198,16 @@ def _steps(plan: Plan, method: str, timing: dict[str, Any]) -> int:
     return plan.steps.get(method) or plan.budget_steps or timing["steps"]
 
 
-def _first_look(plan: Plan, method: str, seed: int, folder: Path) -> float | None:
+def _first_look(plan: Plan, method: str, args: SemiOfflineConfig) -> float | None:
     """The reward on validation before the first step, where it is known: all methods have the start's weights then.
     Not for a method that is looked at in another way."""
     start = plan.run_folder(START, plan.seeds[START][0])
     if method == START or not (start / "result.json").exists():
         return None
     result, before = (json.loads((start / name).read_text()) for name in ("result.json", "settings.json"))
-    args = plan.settings(method, output_dir=str(folder), seed=seed).to_dict()
-    same = all(before.get(name) == args[name] for name in LOOKED_AT) and result["validation_inputs"] == len(plan.dev)
+    now = args.to_dict()
+    same = all(before.get(name) == now[name] for name in LOOKED_AT) and result["validation_inputs"] == len(plan.dev)
     return result["curve"][0]["reward"] if same else None
-
-
-def _trainer(plan: Plan, method: str, seed: int, folder: Path, steps: int, **changes: Any) -> SemiOfflineTrainer:
-    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=steps, **changes)
-    return SemiOfflineTrainer(plan.load(), plan.rewards, args, plan.rows, plan.dev)
 
 
 def _free() -> None:

@@ -60,16 +60,20 @@ def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     all K draws.
     """
     probabilities = z.softmax(1)
-    entropy = torch.special.entr(probabilities).sum(1)
+    return _draw(probabilities, uniforms), torch.special.entr(probabilities).sum(1)
+
+
+def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = probabilities.cumsum(1)
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
-    numbers = torch.minimum(send(uniforms, z.device) * total, below_total)
+    numbers = torch.minimum(send(uniforms, total.device) * total, below_total)
     ids = torch.searchsorted(cumulative, numbers, right=True)
-    ids = ids.clamp(max=z.shape[1] - 1)  # NaN logits: let the loss be NaN, which is reported with step and rows
+    # NaN logits: let the loss be NaN, which is reported with step and rows
+    ids = ids.clamp(max=probabilities.shape[1] - 1)
     # a parallel sum may round up at a token without probability: such a hair's breadth goes to the likeliest token
     impossible = probabilities.gather(1, ids) == 0
-    return torch.where(impossible, probabilities.argmax(1, keepdim=True), ids), entropy
+    return torch.where(impossible, probabilities.argmax(1, keepdim=True), ids)
 
 
 def text_uniforms(index: Tensor, many: int, longest: int, randomness: Randomness, purpose: str) -> Tensor:
@@ -89,7 +93,7 @@ class Draws:
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         self.uniforms = send(self.uniforms, scores.device)
         z = sampling_logits(scores, scores > -torch.inf, *self.settings)
-        drawn, _ = draw(z, self.uniforms[:, self.position, None])
+        drawn = _draw(z.softmax(1), self.uniforms[:, self.position, None])
         self.position += 1
         chosen = torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
         return chosen.masked_fill_(scores.isnan().any(1, keepdim=True), torch.nan)  # `generate` refuses them

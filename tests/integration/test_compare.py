@@ -47,6 +47,12 @@ def run(folder: Path, *more: str) -> dict:
     return json.loads((folder / "comparison.json").read_text())
 
 
+def looks_of(folder: Path, method: str) -> list[int]:
+    """The steps at which a run looked at validation."""
+    lines = (folder / f"runs/{method}-seed0/metrics.jsonl").read_text().splitlines()
+    return [row["step"] for row in map(json.loads, lines) if "eval_reward" in row]
+
+
 def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
     first = run(tmp_path / "a", "--budget_steps", "4")
     assert "semi_offline" in capsys.readouterr().out
@@ -60,9 +66,7 @@ def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
         assert [p["reward"] for p in one["curve"]] == [p["reward"] for p in two["curve"]]
     starts = [first["methods"][m]["curve"][0]["reward"] for m in ("start", "mft", "semi_offline")]
     assert starts[0] == starts[1] == starts[2]
-    lines = (tmp_path / "a/runs/mft-seed0/metrics.jsonl").read_text().splitlines()
-    looks = [row["step"] for row in map(json.loads, lines) if "eval_reward" in row]
-    assert looks == [2, 4]  # the start's own is known
+    assert looks_of(tmp_path / "a", "mft") == [2, 4]  # the start's own is known
     assert (first["methods"]["start"]["steps"], first["methods"]["start"]["seconds"]) == (0, 0)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     plots = {f"reward-{what}.{ending}" for what in ("seconds", "forward-passes") for ending in ("png", "svg")}
@@ -74,15 +78,10 @@ def test_a_method_that_is_looked_at_in_another_way_looks_at_the_start_itself(tmp
     own = {"mft@short": {"max_completion_length": 4}, "mft@rate": {"learning_rate": 1e-4}}
     flags = ["--methods", *own, "--settings", json.dumps(own), "--budget_steps", "1", "--evaluations", "1"]
     assert run(tmp_path, *flags)["methods"]["mft@short"]["curve"][0]["step"] == 0
-    looks = {}
-    for name in own:
-        lines = (tmp_path / f"runs/{name}-seed0/metrics.jsonl").read_text().splitlines()
-        looks[name] = [row["step"] for row in map(json.loads, lines) if "eval_reward" in row]
-    assert looks == {"mft@short": [0, 1], "mft@rate": [1]}
+    assert {name: looks_of(tmp_path, name) for name in own} == {"mft@short": [0, 1], "mft@rate": [1]}
     shutil.rmtree(tmp_path / "runs/mft@rate-seed0")
     run(tmp_path, *flags, "--eval_limit", "5")  # fewer inputs than the start was looked at with
-    lines = (tmp_path / "runs/mft@rate-seed0/metrics.jsonl").read_text().splitlines()
-    assert [row["step"] for row in map(json.loads, lines) if "eval_reward" in row] == [0, 1]
+    assert looks_of(tmp_path, "mft@rate") == [0, 1]
 
 
 @pytest.mark.parametrize(("rewards", "kept"), [([0.3, 0.4], 0), ([0.3, 0.6], 2), ([0.7, 0.6], 1)])

@@ -16,8 +16,7 @@ from rapidfuzz.distance import LCSseq
 
 _BETWEEN, _MARK = b"|", " \0 "
 """Stands after every text, and what stands there before it is read: no word has either."""
-_SEPARATE = bytes(b if chr(b).isascii() and chr(b).isalnum() else ord(" ") for b in range(256))
-_SEPARATE = _BETWEEN + _SEPARATE[1:]
+_SEPARATE = _BETWEEN + bytes(b if chr(b).isascii() and chr(b).isalnum() else ord(" ") for b in range(1, 256))
 
 
 class Batch:
