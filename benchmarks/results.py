@@ -85,17 +85,17 @@ def more() -> list[str]:
     return methods(list(own), {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
 
 
-def every_input() -> list[str]:
+def every_input(temperature: float, other: dict[str, dict[str, Any]]) -> list[str]:
     """One candidate for each training input instead of four for some: in the whole budget each comes about once."""
-    own: dict[str, dict[str, Any]] = {
-        "semi_offline": {"scale_rewards": True, "rl_weight": 1},
-        "semi_offline@draw-end": {"eos_after": 4, "draw_end": True},
-        "semi_offline@wide": {"per_device_train_batch_size": 48, "learning_rate": 4e-5},
-    }
+    own = {"semi_offline": BEYOND["standardised"]} | labelled(other)
     words = ["--methods", *own, "--settings", json.dumps(own), "--seeds", "0", "1", "2", "--start_steps", "0"]
-    return [*words, "--num_candidates", "1", "--candidate_rows", "1000000", "--budget_seconds", "45"]
+    words += ["--num_candidates", "1", "--candidate_rows", "1000000", "--candidate_temperature", str(temperature)]
+    return [*words, "--budget_seconds", "45"]
 
 
+WIDE: dict[str, dict[str, Any]] = {"wide": {"per_device_train_batch_size": 48, "learning_rate": 4e-5}}
+"""With three times as many inputs in a step."""
+SHORTER: dict[str, dict[str, Any]] = {"400-steps": {"scale_rewards": False, "rl_weight": 10, "steps": 400}}
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
@@ -136,7 +136,9 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, beyond(5e-5)),
     "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, beyond(2e-5)),
     "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
-    "samsum-smollm2-every-input": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 5, every_input()),
+    "samsum-smollm2-every-input": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 6, every_input(1.0, WIDE)),
+    # texts near to what the model would write: at a masked position that is what it will see when it decodes greedily
+    "samsum-smollm2-likely": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 6, every_input(0.3, SHORTER)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"

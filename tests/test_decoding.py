@@ -22,9 +22,12 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.integrations import sdpa_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from semioffline.decoding import Decoding, diverse_beam_search
 from semioffline.errors import UserError
+from semioffline.generation import shared_keys
 
 V, PAD, BOS = 32, 1, 2
 EOS = [3, 4, 5, 6]  # several, so that random models end some texts early
@@ -457,3 +460,43 @@ def test_diverse_settings_reach_the_search() -> None:
                       max_new_tokens=9)  # fmt: skip
     assert torch.equal(out, by_hand)
     assert all(len({tuple(t) for t in row.tolist()}) > 1 for row in out.view(3, 4, -1))
+
+
+@pytest.mark.parametrize(("heads", "keys"), [(6, 2), (6, 1), (4, 4)])
+def test_heads_that_share_keys_read_them_where_they_are(heads, keys, monkeypatch):
+    """Head h reads the keys of number h // (heads / keys). The layers' outputs and the text are what they are with a
+    copy for every head; copies are made for the prompt alone, once for keys and once for values in each layer."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8 * heads, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": heads}
+    config = LlamaConfig(num_key_value_heads=keys, **sizes, **SPECIAL)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.4)
+    lengths = []
+    copied = sdpa_attention.repeat_kv
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda k, n: lengths.append(k.shape[2]) or copied(k, n))
+    settings = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+
+    def write() -> Any:
+        lengths.clear()
+        return model.generate(**inputs("llama"), **settings)
+
+    expected = write()
+    assert len(lengths) == (0 if keys == heads else 2 * 2 * 6)
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with shared_keys():
+        found = write()
+        assert lengths == ([] if keys == heads else [7] * 4)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
+
+
+def test_policies_generate_with_shared_keys(tiny_policy, tiny_batch, monkeypatch):
+    policy, lengths = tiny_policy("llama"), []
+    copied = sdpa_attention.repeat_kv
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda k, n: lengths.append(k.shape[2]) or copied(k, n))
+    policy.generate(tiny_batch(policy).source, Decoding(max_new_tokens=6, min_new_tokens=6))
+    assert len(lengths) == 4  # two layers

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
@@ -99,7 +102,8 @@ class Generator:
         if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
             settings |= static_cache(self.base, keep, decoding.max_new_tokens)
             steps = replayed_steps(self.base.get_decoder(), self._as_attention_mask)
-        with steps, torch.random.fork_rng(devices, enabled=uniforms is not None):  # `generate` draws where one is left
+        fork = torch.random.fork_rng(devices, enabled=uniforms is not None)  # `generate` draws where one is left
+        with steps, shared_keys(), fork:
             return self.model.generate(
                 input_ids=ids,
                 attention_mask=keep.long(),
@@ -109,6 +113,35 @@ class Generator:
                 use_cache=True,
                 **settings,
             )
+
+
+@contextmanager
+def shared_keys() -> Iterator[None]:
+    """While texts are generated: heads that share keys and values read them where they are. To take a mask, the usual
+    function copies them for every head, in every layer and step: most of the time of a step with many texts."""
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(_attend, own)
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = own
+
+
+def _attend(
+    own: Any, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    """One new token's query in each of the heads that share a key is as many queries in one head."""
+    rows, heads, length, size = query.shape
+    shared = getattr(module, "num_key_value_groups", 1) > 1 and kwargs.get("position_bias") is None
+    if not shared or length > 1 or attention_mask is None or attention_mask.shape[1] > 1:
+        return own(module, query, key, value, attention_mask, **kwargs)
+    queries = query.reshape(rows, key.shape[1], -1, size)
+    found, _ = own(_UNSHARED, queries, key, value, attention_mask, **kwargs)
+    return found.transpose(1, 2).reshape(rows, 1, heads, -1), None
+
+
+_UNSHARED = torch.nn.Module()
+"""Stands for a layer whose heads have keys of their own."""
 
 
 def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:

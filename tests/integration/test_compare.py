@@ -440,3 +440,18 @@ def test_one_run_by_itself_has_the_rows_of_the_whole(tmp_path):
         log = (tmp_path / "runs" / f"{method}-seed0" / "metrics.jsonl").read_text().splitlines()
         epochs[method] = max(json.loads(line).get("epoch", 0) for line in log)
     assert epochs["brio"] > 2 * epochs["ft"] > 0
+
+
+def test_candidates_have_a_temperature(tmp_path, capsys):
+    """Near 0 all candidates of an input are its most likely text; 0 is refused before anything is made."""
+    few = [*FLAGS, "--candidate_rows", "8", "--num_candidates", "3", "--methods", "brio", "--only", "start:0"]
+    assert main(["compare", "--output_dir", str(tmp_path / "a"), *few, "--candidate_temperature", "0"]) == 2
+    assert "temperature must be above 0" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "a").exists()
+    different = {}
+    for temperature in ("1", "0.001"):
+        folder = tmp_path / temperature
+        assert main(["compare", "--output_dir", str(folder), *few, "--candidate_temperature", temperature]) == 0
+        rows = [json.loads(line) for line in (folder / "candidates/candidates.jsonl").read_text().splitlines()]
+        different[temperature] = sum(len(set(row["candidates"])) for row in rows)
+    assert different["0.001"] == 8 < different["1"]

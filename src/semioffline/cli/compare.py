@@ -44,6 +44,7 @@ class CompareOptions:
         None, "The M-FT stage leaves out so many training inputs, and all methods train on these alone."
     )
     num_candidates: int = option(8, "Candidates for each input, for the methods that need them.")
+    candidate_temperature: float = option(1.0, "Their temperature: the lower, the more alike the most likely text.")
     candidate_rows: int | None = option(None, "Take only so many training inputs, where candidates are needed.")
     settings: str = option("{}", 'What differs by method, as JSON: {"avg": {"num_samples": 8}}; a map in a recipe.')
     evaluations: int = option(6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...")
@@ -54,6 +55,13 @@ class CompareOptions:
     only: str | None = option(
         None, "METHOD:SEED, start:SEED or timing: do this and make no table; table: make one of what is done."
     )
+
+    def sampling(self, max_new_tokens: int) -> Any:
+        """How candidates are made."""
+        from semioffline.decoding import Decoding
+
+        shape = {"temperature": self.candidate_temperature, "num_return_sequences": self.num_candidates}
+        return Decoding(do_sample=True, top_p=0.95, max_new_tokens=max_new_tokens, **shape)
 
 
 def run(argv: list[str]) -> None:
@@ -155,6 +163,7 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[st
         raise unknown("choice for --keep", options.keep, ["best", "last"])
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs} must be at least 1")
+    options.sampling(1)
     try:
         given = json.loads(options.settings)
     except json.JSONDecodeError as error:
@@ -290,7 +299,6 @@ def _with_candidates(
 
     from semioffline.candidates import write_candidates
     from semioffline.data import Examples
-    from semioffline.decoding import Decoding
     from semioffline.reward_set import RewardSet
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import text_limits
@@ -304,9 +312,7 @@ def _with_candidates(
         policy.replay_decoding(must=False)
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
-    decoding = Decoding(
-        do_sample=True, top_p=0.95, max_new_tokens=limits[1], num_return_sequences=options.num_candidates
-    )
+    decoding = options.sampling(limits[1])
     rewards = RewardSet(options.reward, args.reward_weights, device=device)
     where = (folder / "candidates", _made_with(data, options, args), args.per_device_eval_batch_size, 1024, args.seed)
     with torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16)):  # as training decodes
