@@ -136,7 +136,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, beyond(5e-5)),
     "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, beyond(2e-5)),
     "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
-    "samsum-smollm2-every-input": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 6, every_input(1.0, WIDE)),
+    "samsum-smollm2-every-input": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, every_input(1.0, WIDE)),
     # texts near to what the model would write: at a masked position that is what it will see when it decodes greedily
     "samsum-smollm2-likely": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 6, every_input(0.3, SHORTER)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
