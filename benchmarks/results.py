@@ -85,17 +85,19 @@ def more() -> list[str]:
     return methods(list(own), {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
 
 
-def every_input(temperature: float, other: dict[str, dict[str, Any]]) -> list[str]:
-    """One candidate for each training input instead of four for some: in the whole budget each comes about once."""
-    own = {"semi_offline": BEYOND["standardised"]} | labelled(other)
-    words = ["--methods", *own, "--settings", json.dumps(own), "--seeds", "0", "1", "2", "--start_steps", "0"]
-    words += ["--num_candidates", "1", "--candidate_rows", "1000000", "--candidate_temperature", str(temperature)]
-    return [*words, "--budget_seconds", "45"]
+def own_candidates(temperature: float, rows: int, seconds: int, settings: dict[str, dict[str, Any]]) -> list[str]:
+    """One candidate for many inputs instead of four for some."""
+    words = ["--methods", *settings, "--settings", json.dumps(settings), "--seeds", "0", "1", "2", "--start_steps", "0"]
+    words += ["--num_candidates", "1", "--candidate_rows", str(rows), "--candidate_temperature", str(temperature)]
+    return [*words, "--budget_seconds", str(seconds)]
 
 
-WIDE: dict[str, dict[str, Any]] = {"wide": {"per_device_train_batch_size": 48, "learning_rate": 4e-5}}
-"""With three times as many inputs in a step."""
-SHORTER: dict[str, dict[str, Any]] = {"400-steps": {"scale_rewards": False, "rl_weight": 10, "steps": 400}}
+LIKELY = {
+    "semi_offline": BEYOND["standardised"],
+    "semi_offline@400-steps": {"scale_rewards": False, "rl_weight": 10, "steps": 400},
+}
+LONGEST = {"semi_offline": BEYOND["standardised"] | {"eos_after": 4, "draw_end": True}}
+"""What helped, together. With its candidates it takes as long as the M-FT stage."""
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
@@ -111,6 +113,7 @@ SHORT: dict[str, dict[str, Any]] = {
 }
 """Where the best look comes early: a learning rate that falls to 0 soon after it. BRIO with a ranking loss that leaves
 the MLE loss its say."""
+SMOLLM2 = ("compare-samsum-smollm2", "samsum-smollm2", "samsum")
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start it has, and whose candidates, if it makes none), data, runs at
     # a time, more flags
@@ -127,18 +130,19 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "commongen-steps": ("compare-commongen", "commongen-flan-t5", "commongen", 6, equal_steps({"rl_ratio": 10})),
     "nqg-steps": ("compare-nqg", "nqg-flan-t5", "nqg", 6, equal_steps({"rl_ratio": 10})),
     "e2e-steps": ("compare-e2e", "e2e-flan-t5", "e2e", 6, equal_steps({"rl_ratio": 1})),
-    "samsum-smollm2-steps": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, equal_steps({}, 8)),
+    "samsum-smollm2-steps": (*SMOLLM2, 4, equal_steps({}, 8)),
     "samsum-flan-t5-steps": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, equal_steps({})),
     "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
     "e2e-balanced": ("compare-e2e", "e2e-flan-t5", "e2e", 5, variants(BALANCED)),
     "e2e-short": ("compare-e2e", "e2e-flan-t5", "e2e", 3, methods(list(SHORT), SHORT, 145, 4)),
-    "samsum-smollm2-weights": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, tune(2e-5)),
+    "samsum-smollm2-weights": (*SMOLLM2, 4, tune(2e-5)),
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, beyond(5e-5)),
-    "samsum-smollm2-variants": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, beyond(2e-5)),
+    "samsum-smollm2-variants": (*SMOLLM2, 4, beyond(2e-5)),
     "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
-    "samsum-smollm2-every-input": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 4, every_input(1.0, WIDE)),
-    # texts near to what the model would write: at a masked position that is what it will see when it decodes greedily
-    "samsum-smollm2-likely": ("compare-samsum-smollm2", "samsum-smollm2", "samsum", 6, every_input(0.3, SHORTER)),
+    # texts near to what the model would write: that is what it will see when it decodes greedily
+    "samsum-smollm2-likely": (*SMOLLM2, 6, own_candidates(0.3, 1_000_000, 45, LIKELY)),
+    "samsum-smollm2-longest": (*SMOLLM2, 5, own_candidates(1.0, 10_000, 70, LONGEST)),
+    "samsum-smollm2-longest-likely": (*SMOLLM2, 5, own_candidates(0.3, 10_000, 70, LONGEST)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -60,8 +60,13 @@ class CompareOptions:
         """How candidates are made."""
         from semioffline.decoding import Decoding
 
-        shape = {"temperature": self.candidate_temperature, "num_return_sequences": self.num_candidates}
-        return Decoding(do_sample=True, top_p=0.95, max_new_tokens=max_new_tokens, **shape)
+        return Decoding(
+            do_sample=True,
+            temperature=self.candidate_temperature,
+            top_p=0.95,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=self.num_candidates,
+        )
 
 
 def run(argv: list[str]) -> None:
