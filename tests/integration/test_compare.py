@@ -430,11 +430,16 @@ def test_paired_bootstrap_sees_a_shift_that_the_spread_hides():
 
 
 def test_one_run_by_itself_has_the_rows_of_the_whole(tmp_path):
-    """It takes candidates that were made for all runs, but only where the comparison uses them."""
+    """It takes candidates that were made for all runs, but only where the comparison uses them. How long those took is
+    noted when they are made."""
     few = [*FLAGS, "--candidate_rows", "8", "--num_candidates", "2", "--budget_steps", "1", "--methods"]
     assert main(["compare", "--output_dir", str(tmp_path), *few, "brio", "--only", "start:0"]) == 0
     for method in ("brio", "ft"):
         assert main(["compare", "--output_dir", str(tmp_path), *few, method, "--only", f"{method}:0"]) == 0
+    spent = json.loads((tmp_path / "preparation.json").read_text())
+    assert spent.keys() == {"M-FT", "candidates"}
+    assert min(spent.values()) > 0
+    assert run(tmp_path, *few[len(FLAGS) :], "brio")["preparation"] == spent  # made once
     epochs = {}
     for method in ("brio", "ft"):
         log = (tmp_path / "runs" / f"{method}-seed0" / "metrics.jsonl").read_text().splitlines()

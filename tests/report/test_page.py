@@ -46,6 +46,11 @@ def test_a_table_says_what_was_measured_and_how():
         assert part in text
 
 
+def test_a_table_says_what_was_done_before_the_runs():
+    made = comparison() | {"preparation": {"M-FT": 113.4, "candidates": 61.0}}
+    assert "seconds before the runs: M-FT 113, candidates 61" in page.RENDERERS["comparison"](made, Path())
+
+
 def test_a_table_says_what_settings_methods_had_of_their_own():
     own = {"semi_offline": {"mask_rate": 0.6, "steps": 400}, "mft": {"seeds": [0, 1]}}
     given = comparison() | {"own_settings": own}

@@ -7,6 +7,9 @@ import json
 import os
 import random
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ OWN = ("seeds", "steps")
 """What --settings may say about a method that is not a setting of SemiOfflineConfig."""
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
+PREPARATION = "preparation.json"
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
 
 
@@ -120,6 +124,7 @@ def run(argv: list[str]) -> None:
             "title": f"{data.task}: {len(options.methods)} methods",
             "percent": _percent(args.eval_metrics),
             "own_settings": {method: own for method, own in by_method.items() if own},
+            "preparation": _preparation(folder),
         },
     )
     if options.only == "timing":
@@ -270,11 +275,26 @@ def prepare(
         rate = options.start_learning_rate
         args = first(max_steps=options.start_steps, learning_rate=rate, eval_on_start=False)
         trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, seen)
-        trainer.train()
+        with _noting_seconds(folder, "M-FT"):
+            trainer.train()
         trainer.save_model(str(start))
     if needs and "candidates" not in rows.column_names:
         rows = _with_candidates(data, model, options, args, folder, start, rows, say)
     return start, rows
+
+
+@contextmanager
+def _noting_seconds(folder: Path, what: str) -> Iterator[None]:
+    """Of what all methods share, which their budget does not count."""
+    began = time.perf_counter()
+    yield
+    known = _preparation(folder) | {what: time.perf_counter() - began}
+    (folder / PREPARATION).write_text(json.dumps(known, indent=1))
+
+
+def _preparation(folder: Path) -> dict[str, float]:
+    path = folder / PREPARATION
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _divide(rows: Any, number: int, seed: int) -> tuple[Any, Any]:
@@ -320,6 +340,8 @@ def _with_candidates(
     decoding = options.sampling(limits[1])
     rewards = RewardSet(options.reward, args.reward_weights, device=device)
     where = (folder / "candidates", _made_with(data, options, args), args.per_device_eval_batch_size, 1024, args.seed)
-    with torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16)):  # as training decodes
+    half = torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16))  # as training decodes
+    begun = where[0].exists()  # then nobody knows how long it took in all
+    with half, nullcontext() if begun else _noting_seconds(folder, "candidates"):
         path = write_candidates(policy, examples, rows, decoding, rewards, *where)
     return load_rows(path)
