@@ -494,6 +494,27 @@ def test_heads_that_share_keys_read_them_where_they_are(heads, keys, monkeypatch
     torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=1e-4, atol=1e-4)
 
 
+def test_shared_keys_leave_nothing_behind_and_nobodys_function_alone():
+    functions, usual = ALL_ATTENTION_FUNCTIONS, sdpa_attention.sdpa_attention_forward
+    one, other = shared_keys(), shared_keys()
+    one.__enter__()
+    other.__enter__()  # in another thread
+    one.__exit__(None, None, None)
+    other.__exit__(None, None, None)
+    assert functions["sdpa"] is usual
+    assert "sdpa" not in functions._local_mapping  # what is registered later counts
+
+    def mine(*args: Any, **kwargs: Any) -> Any:
+        return usual(*args, **kwargs)
+
+    functions.register("sdpa", mine)
+    try:
+        with shared_keys():
+            assert functions["sdpa"] is mine
+    finally:
+        functions.register("sdpa", usual)
+
+
 def test_policies_generate_with_shared_keys(tiny_policy, tiny_batch, monkeypatch):
     policy, lengths = tiny_policy("llama"), []
     copied = sdpa_attention.repeat_kv

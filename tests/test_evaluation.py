@@ -239,6 +239,8 @@ def test_paired_tests_see_a_small_difference_and_no_difference() -> None:
     assert paired_p_value(values + rng.normal(0, 0.1, 100), values) > 0.05
     assert paired_p_value(values, values) == 1.0
     assert paired_p_value([math.nan, 1.0], [0.0, math.nan]) == 1.0
+    assert paired_p_value([0.5], [0.4]) == 1.0  # one input shows nothing
+    assert 0 < paired_p_value(values + 1, values) < 0.001
 
 
 def test_a_metric_given_twice_is_measured_once() -> None:

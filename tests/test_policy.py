@@ -5,14 +5,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+)
 
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError
 from semioffline.losses import mle
 from semioffline.methods.semi_offline import Method
+from semioffline.model_setup import disable_dropout
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
 from semioffline.scoring import RewardSet, Scorer
@@ -131,6 +139,60 @@ def test_without_padding_there_is_no_mask_on_the_source(tiny_policy, tiny_batch,
 @pytest.mark.parametrize("kind", UNPACKED)
 def test_models_that_cannot_take_a_packed_prompt_are_not_given_one(tiny_policy, kind):
     assert not tiny_policy(kind, share_prompt=True).share_prompt
+
+
+@torch.no_grad()
+def test_what_a_model_that_also_sees_pictures_says_of_its_layers_is_read(tiny_policy):
+    """Its text model has a configuration of its own: a window there forbids a packed prompt, and positions count."""
+    torch.manual_seed(0)
+    tokenizer = tiny_policy("llama").tokenizer
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = sizes | {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 4}
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 48}
+    pictures = sizes | {"num_hidden_layers": 1, "image_size": 16, "patch_size": 8}
+    special = {"image_token_index": 5, "boi_token_index": 6, "eoi_token_index": 7, "mm_tokens_per_image": 1}
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=pictures, **special)).eval()
+    policy = Policy(model, tokenizer).eval()
+    assert not policy.share_prompt
+    assert policy.max_positions() == 48
+    ids = torch.randint(8, 60, (1, 16))
+    source, target = (Text(part, torch.ones_like(part).bool(), part * 0) for part in ids.split([10, 6], dim=1))
+    row = Row(target.ids, target.keep_mask, target.keep_mask)
+    for found in policy.predict(source, [row, row]):
+        torch.testing.assert_close(found, model(input_ids=ids).logits[0, 9:-1], rtol=1e-4, atol=1e-4)
+
+
+DROPOUTS = {"attention_dropout": 0.5, "hidden_dropout": 0.5, "residual_dropout": 0.5, "embedding_dropout": 0.5}
+
+
+@pytest.mark.parametrize("name", ["Falcon", "Bloom", "Starcoder2", "Llama"])
+@torch.no_grad()
+def test_dropout_is_switched_off_under_all_of_its_names(name):
+    """In Bloom and Starcoder2 it is an attribute, in Falcon a layer looks it up in the configuration, which is saved as
+    it was."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"n_layer": 2, "n_head": 2} if name == "Bloom" else {"num_key_value_heads": 2}
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes, **DROPOUTS))
+    ids = torch.randint(3, 50, (2, 9))
+
+    def differs() -> bool:
+        outputs = [model.train()(input_ids=ids, use_cache=False).logits for _ in range(3)]
+        return any(not torch.equal(outputs[0], other) for other in outputs[1:])
+
+    assert differs()
+    disable_dropout(model)
+    assert not differs()
+    assert model.config.attention_dropout == 0.5
+
+
+def test_weights_that_a_checkpoint_does_not_have_are_told(tmp_path, tiny_policy, caplog):
+    policy = tiny_policy("t5")
+    policy.model.encoder.save_pretrained(tmp_path)
+    policy.model.config.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="semioffline"):
+        Policy.load(str(tmp_path))
+    assert "start at random: decoder." in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5", "llama", "gpt2"])

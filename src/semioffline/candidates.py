@@ -59,7 +59,7 @@ def write_candidates(
     for n in tqdm(missing, desc="candidates", initial=number - len(missing), total=number, unit="shard"):
         chosen = list(range(n * shard_size, min((n + 1) * shard_size, len(examples))))
         made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed)
-        lines = [json.dumps(rows[i] | made[i], ensure_ascii=False) + "\n" for i in chosen]
+        lines = [json.dumps(rows[i] | made[i], ensure_ascii=False, default=str) + "\n" for i in chosen]
         _write_aside(paths[n], "".join(lines))
     if missing or not (folder / OUTPUT).exists():  # else others may be reading it
         _write_aside(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))

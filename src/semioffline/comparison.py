@@ -36,11 +36,16 @@ PROBE_SHARE, PROBE_SECONDS = 0.3, 4.0
 """A method is also timed for this share of the budget, at most so many seconds: memory and kernels must be warm."""
 PROBE_MOST = 200
 """Steps after which timing ends in any case."""
+PLAN = "plan.json"
 START = "start"
 """The row of the model that all methods start from."""
 LOOKED_AT = ["num_beams", "length_penalty", "no_repeat_ngram_size", "min_new_tokens", "max_completion_length"]
 LOOKED_AT += ["max_prompt_length", "truncation_side", "per_device_eval_batch_size", "bf16", "fp16", "reward_weights"]
 """Settings that the reward on validation depends on."""
+
+
+FREE = {"output_dir", "logging_dir", "run_name", "eval_on_start", "reward_workers", "report_to", "disable_tqdm"}
+"""Settings that a run does not depend on."""
 
 
 @dataclass
@@ -72,22 +77,27 @@ class Plan:
     """What runs one method and seed in a process of its own, for jobs > 1."""
     about: dict[str, Any] = field(default_factory=dict)
     """Where and how this process runs: its command, commit and versions."""
+    made_with: dict[str, Any] = field(default_factory=dict)
+    """What all runs depend on and `settings` does not tell."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     def run_folder(self, method: str, seed: int) -> Path:
         return self.folder / "runs" / f"{method}-seed{seed}"
 
-    def missing(self, say: Callable[[str], None] = lambda text: None) -> list[tuple[str, int]]:
-        every = [(method, seed) for method in self.methods for seed in self.seeds[method]]
-        done = [run for run in every if (self.run_folder(*run) / "result.json").exists()]
-        for method, seed in done:
-            say(f"{method}, seed {seed}: done before")
-        return [run for run in every if run not in done]
+    def every(self) -> list[tuple[str, int]]:
+        return [(method, seed) for method in self.methods for seed in self.seeds[method]]
+
+    def missing(self) -> list[tuple[str, int]]:
+        return [run for run in self.every() if not (self.run_folder(*run) / "result.json").exists()]
 
 
 def compare(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     """Run what is not done yet, and sum up. Stopped and started again, it goes on where it was."""
-    missing = plan.missing(say)
+    missing = plan.missing()
+    for method, seed in plan.every():
+        if (method, seed) not in missing:
+            say(f"{method}, seed {seed}: done before")
+            _check_done(plan, method, seed)
     if plan.jobs == 1:
         for method, seed in missing:
             say(f"{method}, seed {seed}")
@@ -142,16 +152,18 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     timing = _timing(plan, method) if method != START and plan.budget_steps is None else {}
     steps = _steps(plan, method, timing)
     args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(steps, 1))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.json").write_text(json.dumps(_noted(plan, args), indent=1))
+    (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a run that was stopped
     first = _first_look(plan, method, args)
     args.eval_on_start = args.eval_on_start and first is None
     trainer = SemiOfflineTrainer(plan.load(), plan.rewards, args, plan.rows, plan.dev)
-    (folder / "settings.json").write_text(json.dumps(trainer.args.to_dict(), indent=1, default=str))
     looks = _Looks(trainer, steps, plan.evaluations, plan.keep, first)
     trainer.add_callback(looks)
     started = time.perf_counter()
     with peak_memory() as peak:
         if steps:
-            trainer.train(resume_from_checkpoint=True)
+            trainer.train()  # from the start, also after a kill: what was best by then is not known
             looks.restore()
         else:
             trainer.evaluate()
@@ -184,6 +196,29 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     os.replace(aside, folder / "result.json")
     del trainer, looks
     _free()
+
+
+def _noted(plan: Plan, args: SemiOfflineConfig) -> dict[str, Any]:
+    """What a run was made with, as its settings.json has it."""
+    return json.loads(json.dumps(args.to_dict() | {"comparison": plan.made_with}, default=str))
+
+
+def _check_done(plan: Plan, method: str, seed: int) -> None:
+    """A run that is done stands in the table under the settings of today: they must be those that it was made with."""
+    folder = plan.run_folder(method, seed)
+    if not (folder / "settings.json").exists():
+        return
+    before = json.loads((folder / "settings.json").read_text())
+    timing = {"steps": before["max_steps"]}
+    if method != START and plan.budget_steps is None and (plan.folder / PLAN).exists():
+        timing = _timing(plan, method)
+    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(_steps(plan, method, timing), 1))
+    now = _noted(plan, args)
+    names = ["comparison", "eval_metrics", *LOOKED_AT] if method == START else now.keys() - FREE  # it is not trained
+    different = sorted(name for name in names if before.get(name) != now[name])
+    if different:
+        told = ", ".join(f"{name}: {before.get(name)} before, {now[name]} now" for name in different)
+        raise UserError(f"{folder} is a run with other settings ({told}): use another --output_dir, or remove it")
 
 
 def _how_timed(plan: Plan, alone: dict[str, Any]) -> str:
@@ -290,7 +325,7 @@ class _Clock(TrainerCallback):
 def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) -> dict[str, Any]:
     """Seconds of a step, from a few timed ones, and the steps that fit into the budget; kept in plan.json, so that a
     restart plans the same. tokenised: rows as other methods had them, which takes longer than the timing."""
-    path = plan.folder / "plan.json"
+    path = plan.folder / PLAN
     known = json.loads(path.read_text()) if path.exists() else {}
     if method not in known:
         folder = plan.folder / "probe" / method
@@ -306,14 +341,19 @@ def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) ->
         clock = _Clock(seconds, loaded.steps_ahead)
         trainer.add_callback(clock)
         trainer.train()
-        known[method] = own = clock.measured()
-        if plan.budget_seconds is not None:
-            left = plan.budget_seconds - own["seconds_recording"]
-            known[method]["steps"] = max(1, round(left / own["seconds_per_step"]))
+        known[method] = _planned(plan, clock.measured())
         path.write_text(json.dumps(known, indent=1))
         del trainer
         _free()
-    return known[method]
+    return _planned(plan, known[method])
+
+
+def _planned(plan: Plan, timing: dict[str, Any]) -> dict[str, Any]:
+    """With the steps that fit into the budget."""
+    if plan.budget_seconds is None:
+        return timing
+    left = plan.budget_seconds - timing["seconds_recording"]
+    return timing | {"steps": max(1, round(left / timing["seconds_per_step"]))}
 
 
 def _curve(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transformers import TrainingArguments
@@ -122,7 +123,8 @@ class SemiOfflineConfig(TrainingArguments):
         problems = self._problems()
         if problems:
             raise UserError("; ".join(problems))
-        if self.load_best_model_at_end and self.metric_for_best_model is None:
+        chooses = self.load_best_model_at_end or self.early_stopping_patience is not None
+        if chooses and self.metric_for_best_model is None:
             self.metric_for_best_model = "reward"
         try:
             super().__post_init__()
@@ -131,7 +133,13 @@ class SemiOfflineConfig(TrainingArguments):
 
     def _problems(self) -> list[str]:
         """Everything that is wrong, at once."""
-        problems = []
+        floats = {field.name: getattr(self, field.name) for field in fields(self)}
+        problems = [f"{name} is not a number" for name, value in floats.items() if value != value]
+        if problems:
+            return problems
+        for name in ("rl_weight", "rl_ratio", "temperature", "learning_rate", "ranking_weight", "critic_weight"):
+            if getattr(self, name) == math.inf:
+                problems.append(f"{name} must be finite")
         for name in ("mask_rate", "mle_mask_rate", "mle_mask_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
@@ -165,6 +173,16 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"learning_rate={self.learning_rate} must not be negative")
         if self.per_device_train_batch_size < 1 or self.per_device_eval_batch_size < 1:
             problems.append("per_device_train_batch_size and per_device_eval_batch_size must be at least 1")
+        if self.gradient_accumulation_steps < 1:
+            problems.append(f"gradient_accumulation_steps={self.gradient_accumulation_steps} must be at least 1")
+        for name in ("seed", "dataloader_num_workers"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name}={getattr(self, name)} must not be negative")
+        if self.early_stopping_patience is not None:
+            if self.early_stopping_patience < 1:
+                problems.append(f"early_stopping_patience={self.early_stopping_patience} must be at least 1")
+            if self.eval_strategy == "no":
+                problems.append("early_stopping_patience needs evaluations: set eval_strategy")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in (*allowed, None):
                 problems.append(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")

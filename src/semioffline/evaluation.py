@@ -115,10 +115,11 @@ def paired_p_value(
             half = len(sums) // 2
             return corpus_score(sums[:half]) - corpus_score(sums[half:])
 
-    if not len(inputs) or same:
+    if len(inputs) < 2 or same:  # one input shows nothing
         return 1.0
     differences = _resampled(inputs, resamples, seed, score_difference)
-    return float(min(1.0, 2 * min((differences <= 0).mean(), (differences >= 0).mean())))
+    fewer = min((differences <= 0).sum(), (differences >= 0).sum())
+    return float(min(1.0, 2 * (fewer + 1) / (resamples + 1)))  # what was observed counts, too: p is never 0
 
 
 def generate_ids(

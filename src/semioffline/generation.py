@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from semioffline.decoding import Decoding
@@ -23,6 +23,9 @@ from semioffline.sampling import Draws
 from semioffline.types import Text, send
 
 logger = logging.getLogger(__name__)
+NEUTRAL = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "typical_p": 1.0}
+NEUTRAL |= {"min_p": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+"""Settings that change a distribution, where they do not."""
 
 
 class Generator:
@@ -45,6 +48,11 @@ class Generator:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def suppressed(self) -> set[int]:
+        """Ids that are never generated."""
+        return {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
 
     def _as_attention_mask(self, mask: Tensor) -> Tensor:
         """True = attend -> what the model's attention takes: that, or numbers to add."""
@@ -92,11 +100,13 @@ class Generator:
         return [_until(row, ends, keep_end) for row in new.tolist()]
 
     def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding, uniforms: Tensor | None) -> Tensor:
-        suppressed = {*(self.base.generation_config.suppress_tokens or []), self.mask_id}
+        suppressed = self.suppressed
         settings = decoding.generate_kwargs()
         if uniforms is not None:  # one token is left of each distribution, and sampling takes it
             draws = Draws(uniforms, decoding.temperature, decoding.top_k, decoding.top_p)
             settings |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "logits_processor": [draws]}
+            own = self.base.generation_config  # what the model would add: samples are the policy's alone
+            settings |= {name: value for name, value in NEUTRAL.items() if getattr(own, name, None) is not None}
         devices = [self.device] if self.device.type == "cuda" else []
         steps: Any = nullcontext()
         if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
@@ -119,24 +129,26 @@ class Generator:
 def shared_keys() -> Iterator[None]:
     """While texts are generated: heads that share keys and values read them where they are. To take a mask, the usual
     function copies them for every head, in every layer and step: most of the time of a step with many texts."""
-    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(_attend, own)
+    if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:  # somebody's own, or ours in another thread
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = _attend
     try:
         yield
     finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = own
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # which leaves the one before
 
 
 def _attend(
-    own: Any, module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Any]:
     """One new token's query in each of the heads that share a key is as many queries in one head."""
     rows, heads, length, size = query.shape
     shared = getattr(module, "num_key_value_groups", 1) > 1 and kwargs.get("position_bias") is None
     if not shared or length > 1 or attention_mask is None or attention_mask.shape[1] > 1:
-        return own(module, query, key, value, attention_mask, **kwargs)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     queries = query.reshape(rows, key.shape[1], -1, size)
-    found, _ = own(_UNSHARED, queries, key, value, attention_mask, **kwargs)
+    found, _ = sdpa_attention_forward(_UNSHARED, queries, key, value, attention_mask, **kwargs)
     return found.transpose(1, 2).reshape(rows, 1, heads, -1), None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semioffline.errors import UserError
+from semioffline.layout import round_up
 from semioffline.policy import Policy
 
 
@@ -25,5 +26,11 @@ def text_limits(policy: Policy, args: Any) -> tuple[int, int]:
     if most is not None and (max(prompt, completion) if one else prompt + completion) > most:
         raise UserError(
             f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
+        )
+    padded = round_up(max(prompt, completion), args.pad_to_multiple_of)
+    if most is not None and one and padded > most:  # rows of a decoder-only model begin again at their prompt's end
+        raise UserError(
+            f"pad_to_multiple_of={args.pad_to_multiple_of} makes {padded} of {max(prompt, completion)} tokens, and the "
+            f"model has {most} positions: lower max_prompt_length or max_completion_length"
         )
     return prompt, completion

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from semioffline.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(name: str, tokenizer: PreTrainedTokenizerBase | None, dtype: Any) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -39,7 +50,12 @@ def _load_base(name: str, dtype: Any) -> Any:
     if not config.is_encoder_decoder and getattr(config, "is_decoder", None) is False and _reads_both_ways(config):
         raise UserError(f"the model '{name}' ({config.model_type}) reads text in both directions: it cannot generate")
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return auto.from_pretrained(name, dtype=dtype)
+    model, found = auto.from_pretrained(name, dtype=dtype, output_loading_info=True)  # type: ignore[misc]
+    if found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        logger.warning("weights that '%s' does not have start at random: %s%s", name, missing[0], more)
+    return model
 
 
 def _reads_both_ways(config: Any) -> bool:
@@ -129,6 +145,7 @@ def takes_block_mask(model: Any) -> bool:
         return False
     if config.is_encoder_decoder:
         return config.model_type in _RELATIVE or (config.model_type in _POSITIONED and _takes_positions(model))
+    config = config.get_text_config(decoder=True)  # models that also see pictures have one inside
     layers = getattr(config, "layer_types", None)
     full = (
         all(kind == "full_attention" for kind in layers) if layers else getattr(config, "sliding_window", None) is None
@@ -149,10 +166,22 @@ def _takes_positions(model: Any) -> bool:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Every dropout layer, and the probabilities that models keep as plain attributes."""
+    """Every dropout layer, and the probabilities that models keep as plain attributes, or that their layers look up in
+    the config: these get one of their own, because the model's is saved with it."""
+    configs: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "dropout_rate"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+        _without_dropout(module)
+        config = getattr(module, "config", None)
+        if isinstance(config, PretrainedConfig) and not isinstance(module, PreTrainedModel):
+            if id(config) not in configs:
+                configs[id(config)] = _without_dropout(copy.deepcopy(config))
+            module.config = configs[id(config)]
+
+
+def _without_dropout(place: Any) -> Any:
+    for name, value in list(vars(place).items()):
+        if isinstance(value, float) and any(part in name for part in ("dropout", "pdrop", "layerdrop")):
+            setattr(place, name, 0.0)
+    return place

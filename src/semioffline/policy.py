@@ -155,9 +155,10 @@ class Policy(Codec, Generator, nn.Module):
 
     def max_positions(self) -> int | None:
         """The longest sequence that the model's position table allows, if it has one."""
+        config = self.config.get_text_config(decoder=True)
         for name in ("max_position_embeddings", "n_positions"):
-            limit = getattr(self.config, name, None)
-            if limit is not None and self.config.model_type not in ("t5", "mt5", "umt5", "longt5"):
+            limit = getattr(config, name, None)
+            if limit is not None and config.model_type not in ("t5", "mt5", "umt5", "longt5"):
                 return int(limit)
         return None
 

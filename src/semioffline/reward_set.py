@@ -43,6 +43,8 @@ class RewardSet:
         self.weights = [1.0] * len(loaded) if weights is None else [float(w) for w in weights]
         if len(self.weights) != len(loaded):
             raise UserError(f"{len(loaded)} rewards but {len(self.weights)} reward_weights: give one weight for each")
+        if not np.isfinite(self.weights).all():
+            raise UserError(f"reward_weights={self.weights} must be finite")
 
     def __call__(self, columns: dict[str, list[Any]]) -> tuple[list[float], dict[str, list[float]]]:
         """Columns (with completions among them) -> the weighted sums and each function's values; NaN = left out."""

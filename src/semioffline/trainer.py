@@ -83,16 +83,23 @@ class SemiOfflineTrainer(SafeCheckpoints):
             raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs = _Epochs()
-        super().__init__(
-            model=self.policy,
-            args=args,
-            data_collator=Collator(self.policy.pad_id),  # type: ignore[arg-type]
-            train_dataset=self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates),
-            eval_dataset=self.prepare(eval_dataset, args),
-            processing_class=self.policy.tokenizer,
-            callbacks=[*(callbacks or []), *_callbacks(args), self._epochs],
-            optimizers=optimizers,
-        )
+        train_dataset = self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates)
+        eval_dataset = self.prepare(eval_dataset, args)
+        try:
+            super().__init__(
+                model=self.policy,
+                args=args,
+                data_collator=Collator(self.policy.pad_id),  # type: ignore[arg-type]
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=self.policy.tokenizer,
+                callbacks=[*(callbacks or []), *_callbacks(args), self._epochs],
+                optimizers=optimizers,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, ImportError, RuntimeError) as error:  # a logger that is not installed, for one
+            raise UserError(" ".join(str(error).split())) from error
         if self.method.needs_reward and reward_funcs is None:
             raise UserError(
                 f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
@@ -371,6 +378,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
+        self.policy.meter.counts.clear()  # of an earlier stage with the same policy
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:

@@ -25,6 +25,21 @@ def test_gradient_checkpointing_changes_no_weight(kind: str, tmp_path: Path) -> 
         assert one.allclose(other, rtol=1e-4, atol=1e-6), name
 
 
+def test_a_second_stage_counts_its_own_forward_passes(tmp_path: Path) -> None:
+    """The README's example trains one policy twice."""
+    start = train(tmp_path / "a", method="mft", max_steps=2)
+    after = train(tmp_path / "b", reward=reward, max_steps=2, model=start.policy)
+    assert after.policy is start.policy
+    assert after.policy.meter.per_input()["forward_passes"] == 1
+
+
+def test_early_stopping_takes_the_reward(tmp_path: Path) -> None:
+    looks = {"eval_strategy": "steps", "eval_steps": 1, "early_stopping_patience": 1, "learning_rate": 0.0}
+    trainer = train(tmp_path, reward=reward, max_steps=9, dev=build_rows(4), **looks)
+    assert trainer.args.metric_for_best_model == "reward"
+    assert trainer.state.global_step == 2  # the second look was no better
+
+
 def test_batches_by_length_see_every_row_once(tmp_path: Path) -> None:
     seen: list[str] = []
 

@@ -186,6 +186,19 @@ def test_names(argv: list[str], parts: list[str], refused, tmp_path: Path, monke
         ({"model": "endless"}, ["EOS", "eos_token"]),
         ({"model": "no-such-model"}, ["no-such-model"]),
         ({"eval_metrics": "rogue1", "validation_file": "good.jsonl"}, ["'rogue1'", "Did you mean 'rouge1'?"]),
+        ({"reward_weights": "nan"}, ["reward_weights=[nan] must be finite"]),
+        ({"rl_weight": "nan"}, ["rl_weight is not a number"]),
+        ({"learning_rate": "nan"}, ["learning_rate is not a number"]),
+        ({"temperature": "inf"}, ["temperature must be finite"]),
+        ({"gradient_accumulation_steps": 0}, ["gradient_accumulation_steps=0 must be at least 1"]),
+        ({"seed": -1}, ["seed=-1 must not be negative"]),
+        ({"dataloader_num_workers": -1}, ["dataloader_num_workers=-1"]),
+        ({"lora_r": 0}, ["--lora_r 0 must be at least 1"]),
+        ({"pad_to_multiple_of": 1000}, ["pad_to_multiple_of=1000", "64 positions"]),
+        ({"report_to": "wandbx"}, ["wandbx"]),
+        ({"early_stopping_patience": 2}, ["set eval_strategy"]),
+        ({"early_stopping_patience": 0, "eval_strategy": "steps"}, ["early_stopping_patience=0"]),
+        ({"resume_from_checkpoint": "nowhere"}, ["say --resume"]),
     ],
 )
 def test_settings(changes: dict, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path) -> None:
@@ -195,6 +208,38 @@ def test_settings(changes: dict, parts: list[str], inputs: Path, train: Train, r
     changes = {key: inputs / value if key in ("model", "validation_file") else value for key, value in changes.items()}
     refused(train(**changes), *parts)
     assert is_free(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "parts"),
+    [
+        ("evaluate", {"batch_size": 0}, ["--batch_size 0 must be at least 1"]),
+        ("evaluate", {"seed": -1}, ["--seed -1 must be at least 0"]),
+        ("candidates", {"batch_size": -1}, ["--batch_size -1 must be at least 1"]),
+        ("candidates", {"shard_size": 0}, ["--shard_size 0 must be at least 1"]),
+    ],
+)
+def test_settings_of_other_commands(command, changes, parts, inputs: Path, refused, tmp_path: Path) -> None:
+    options = {"model": inputs / "model", "train_file": inputs / "good.jsonl", "split": "train", "device": "cpu"}
+    options |= {"output_dir": tmp_path / "run"} | ({"reward": "rouge1"} if command == "candidates" else {}) | changes
+    refused([command, *(word for name, value in options.items() for word in (f"--{name}", str(value)))], *parts)
+    assert is_free(tmp_path / "run")
+
+
+def test_evaluation_into_a_used_folder(inputs: Path, refused, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    places = ["--model", inputs / "model", "--test_file", inputs / "good.jsonl", "--output_dir", tmp_path]
+    line = refused(["evaluate", *map(str, places), "--device", "cpu"], "not empty: name another folder")
+    assert "--resume" not in line  # which it does not have
+
+
+def test_help_lists_every_option(capsys: pytest.CaptureFixture) -> None:
+    for argv in (["train", "--help"], ["train", "mft", "--help"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(argv)
+        assert not stopped.value.code
+        text = capsys.readouterr().out
+        assert all(f"--{name}" in text for name in ("reward", "resume", "mask_rate", "output_dir", "learning_rate"))
 
 
 # ---- rewards that do not work ----

@@ -79,9 +79,51 @@ def test_a_method_that_is_looked_at_in_another_way_looks_at_the_start_itself(tmp
     flags = ["--methods", *own, "--settings", json.dumps(own), "--budget_steps", "1", "--evaluations", "1"]
     assert run(tmp_path, *flags)["methods"]["mft@short"]["curve"][0]["step"] == 0
     assert {name: looks_of(tmp_path, name) for name in own} == {"mft@short": [0, 1], "mft@rate": [1]}
-    shutil.rmtree(tmp_path / "runs/mft@rate-seed0")
-    run(tmp_path, *flags, "--eval_limit", "5")  # fewer inputs than the start was looked at with
+    fewer = [*flags, "--eval_limit", "5", "--only", "mft@rate:0"]  # inputs than the start was looked at with
+    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *fewer]) == 0
     assert looks_of(tmp_path, "mft@rate") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["--learning_rate", "0.01"], "learning_rate: 0.001 before, 0.01 now"),
+        (["--budget_steps", "3"], "max_steps: 2 before, 3 now"),
+        (["--settings", '{"mft": {"mle_mask_rate": 0.1}}'], "mle_mask_rate: 0.4 before, 0.1 now"),
+        (["--reward", "rouge"], "start-seed0 is a run with other settings (comparison"),
+    ],
+)
+def test_runs_with_other_settings_are_not_taken_for_those_of_today(changes, told, tmp_path, capsys):
+    """A table says how its runs were made. The same again is welcome, with another method, too."""
+    flags = ["--budget_steps", "2", "--methods", "mft"]
+    first = run(tmp_path, *flags)
+    both = run(tmp_path, *flags, "semi_offline")
+    assert both["methods"]["mft"]["curve"] == first["methods"]["mft"]["curve"]
+    capsys.readouterr()
+    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, *changes]) == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+    before = json.loads((tmp_path / "comparison.json").read_text())
+    assert before["about"]["command"].endswith("--methods mft semi_offline")  # nothing was written
+
+
+def test_a_budget_in_seconds_that_has_changed_is_seen(tmp_path, capsys):
+    flags = ["--methods", "mft", "--budget_seconds"]
+    run(tmp_path, *flags, "0.2")
+    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "30"]) == 2
+    assert "max_steps" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_comparison_that_was_stopped_trains_again(tmp_path):
+    """Its checkpoints do not know which look was the best, nor the seconds before it."""
+    flags = ["--methods", "semi_offline", "--budget_steps", "4", "--save_strategy", "steps", "--save_steps", "3"]
+    first = run(tmp_path, *flags)
+    folder = tmp_path / "runs" / "semi_offline-seed0"
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoint-4")
+    again = run(tmp_path, *flags)
+    one, two = first["methods"]["semi_offline"], again["methods"]["semi_offline"]
+    assert (one["metrics"], one["best_steps"]) == (two["metrics"], two["best_steps"])
+    assert [point["step"] for point in two["curve"]] == [0, 2, 4]
 
 
 @pytest.mark.parametrize(("rewards", "kept"), [([0.3, 0.4], 0), ([0.3, 0.6], 2), ([0.7, 0.6], 1)])
@@ -139,12 +181,13 @@ def test_the_start_may_leave_out_the_inputs_that_methods_train_on(tmp_path):
     [
         (["--start_steps", "4"], "(start_steps: 3 before, 4 now)"),
         (["--settings", '{"start": {"warmup_steps": 2}}'], "(warmup_steps: None before, 2 now)"),
+        (["--max_prompt_length", "20"], "(max_prompt_length: 32 before, 20 now)"),
     ],
 )
 def test_a_folder_with_another_start_is_refused(changes, told, tmp_path, capsys):
     """It would be taken for the one that is asked for. The same again, and other methods, are welcome."""
     run(tmp_path, "--budget_steps", "1", "--methods", "mft")
-    run(tmp_path, "--budget_steps", "1", "--num_samples", "2")
+    run(tmp_path, "--budget_steps", "1", "--settings", '{"semi_offline": {"num_samples": 2}}')
     capsys.readouterr()
     assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, "--budget_steps", "1", *changes]) == 2
     message = capsys.readouterr().err
@@ -400,6 +443,18 @@ def test_seconds_are_turned_into_steps_once(tmp_path):
         (["--keep", "bst"], "best"),
         (["--only", "mft:7"], "mft:0"),
         (["--jobs", "0"], "at least 1"),
+        (["--settings", "[1]"], "a map of methods"),
+        (["--settings", '{"mft": 5}'], "a map of methods"),
+        (["--settings", '{"mft": {"seeds": 3}}'], "the seeds of mft"),
+        (["--settings", '{"mft": {"steps": "x"}}'], "the steps of mft"),
+        (["--budget_steps", "0"], "at least 1"),
+        (["--budget_seconds", "nan"], "must be positive"),
+        (["--start_steps", "-1"], "at least 0"),
+        (["--seeds", "0", "-1"], "at least 0"),
+        (["--evaluations", "0"], "at least 1"),
+        (["--reward", "rogue"], "rouge"),
+        (["--early_stopping_patience", "1", "--eval_strategy", "steps"], "same steps"),
+        (["--early_stopping_patience", "1"], "set eval_strategy"),
     ],
 )
 def test_mistakes(tmp_path, capsys, flags, part):
@@ -445,6 +500,30 @@ def test_one_run_by_itself_has_the_rows_of_the_whole(tmp_path):
         log = (tmp_path / "runs" / f"{method}-seed0" / "metrics.jsonl").read_text().splitlines()
         epochs[method] = max(json.loads(line).get("epoch", 0) for line in log)
     assert epochs["brio"] > 2 * epochs["ft"] > 0
+
+
+def test_candidates_made_with_other_settings_are_refused_also_by_one_run(tmp_path, capsys):
+    few = [*FLAGS, "--candidate_rows", "8", "--budget_steps", "1", "--methods", "brio", "--num_candidates"]
+    assert main(["compare", "--output_dir", str(tmp_path), *few, "3", "--only", "start:0"]) == 0
+    assert main(["compare", "--output_dir", str(tmp_path), *few, "2", "--only", "brio:0"]) == 2
+    assert "num_candidates: 3 before, 2 now" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_start_has_a_learning_rate_of_its_own(tmp_path):
+    weights = []
+    for rate in (0.0, 0.0, 0.01):
+        folder = tmp_path / str(len(weights))
+        own = json.dumps({"start": {"learning_rate": rate}})
+        assert main(["compare", "--output_dir", str(folder), *FLAGS, "--settings", own, "--only", "start:0"]) == 0
+        weights.append((folder / "start/model/model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_comparison_that_was_refused_can_be_mended(tmp_path, capsys):
+    """Nothing is noted of a start that was never made."""
+    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, "--limit", "0", "--budget_steps", "1"]) == 2
+    capsys.readouterr()
+    run(tmp_path, "--budget_steps", "1", "--methods", "mft")
 
 
 def test_candidates_have_a_temperature(tmp_path, capsys):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from semioffline import sampling
 from semioffline.errors import UserError
 from semioffline.losses import reward_to_go, text_scores, token_log_p
 from semioffline.methods import load_method
@@ -99,6 +100,29 @@ def test_restricted_draws_are_normalised_over_what_could_be_drawn(tiny_policy, t
     log_p = sampled_log_p(policy, logits, row, args)
     assert torch.allclose(log_p, torch.zeros_like(log_p), atol=1e-6)
     assert len(log_p) == len(rows_of(row)) == int(row.keep_mask.sum())
+
+
+@pytest.mark.parametrize("own", [{}, {"repetition_penalty": 1.3}, {"suppress_tokens": list(range(10, 60))}])
+def test_log_p_is_that_of_the_distribution_drawn_from(tiny_policy, tiny_batch, settings, monkeypatch, own):
+    """Also where the model's own settings of generation would penalise or suppress tokens."""
+    policy = tiny_policy("llama")
+    for name, value in own.items():
+        setattr(policy.base.generation_config, name, value)
+    batch, args, seen = tiny_batch(policy), settings(max_completion_length=12), []
+
+    def draw(probabilities, uniforms):
+        ids = real(probabilities, uniforms)
+        seen.append(probabilities.gather(1, ids).log().squeeze(1))
+        return ids
+
+    real = sampling._draw
+    monkeypatch.setattr(sampling, "_draw", draw)
+    texts = sample_texts(policy, batch, args, Randomness(0, 0), 1)
+    row = sampled_row(policy, batch, texts, args)
+    [logits] = policy.predict(batch.source, [row])
+    drawn = torch.stack(seen, dim=1)
+    expected = torch.cat([drawn[b, : len(text)] for b, text in enumerate(texts)])
+    torch.testing.assert_close(sampled_log_p(policy, logits, row, args), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_forced_tokens_are_nobodys_choice(tiny_policy, tiny_batch, settings):

@@ -55,6 +55,14 @@ def logits_one_by_one(model, tokenizer, *columns):
     return torch.stack(rows)
 
 
+def test_a_model_without_a_head_is_refused(tokenizer, tmp_path):
+    """It would be drawn at random, and be trained on."""
+    build(["score"]).bert.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"has no classifier.*: it was not trained to classify"):
+        load_reward(f"model:{tmp_path}")
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_one_output_is_the_reward_itself(tokenizer, batch_size):
     model = build(["score"])

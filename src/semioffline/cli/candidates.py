@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from semioffline.candidates import write_candidates
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.data import Examples
@@ -70,6 +70,8 @@ def run(argv: list[str]) -> None:
         raise UserError("where to? give --output_dir FOLDER")
     if not options.reward:
         raise UserError("candidates are sorted by a reward: give --reward (a name, file.py:function or model:NAME)")
+    at_least(1, options, "batch_size", "shard_size")
+    at_least(0, options, "seed")
     device = model.checked_device()
     options.decoding(2)  # refuse bad settings before anything is loaded
     rewards = RewardSet(options.reward, device=device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import sys
@@ -17,11 +18,13 @@ from typing import Any
 
 from rich.console import Console
 
-from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, _take_config, parse
+from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, _take_config, at_least, parse
 from semioffline.cli.run_folder import about, open_folder, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
+from semioffline.reward_set import RewardSet
+from semioffline.rewards import FAMILIES
 
 OWN = ("seeds", "steps")
 """What --settings may say about a method that is not a setting of SemiOfflineConfig."""
@@ -119,6 +122,8 @@ def run(argv: list[str]) -> None:
         jobs=options.jobs,
         command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
         about=about("compare", whole),
+        made_with={"data": asdict(data), "reward": options.reward, "keep": options.keep}
+        | {"evaluations": options.evaluations},
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
@@ -171,13 +176,19 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[st
         load_method(method.partition("@")[0], args)
     if options.keep not in ("best", "last"):
         raise unknown("choice for --keep", options.keep, ["best", "last"])
-    if options.jobs < 1:
-        raise UserError(f"--jobs {options.jobs} must be at least 1")
+    at_least(1, options, "jobs", "evaluations", "budget_steps", "num_candidates", "candidate_rows")
+    at_least(0, options, "start_steps", "seeds")
+    if not 0 < options.budget_seconds < math.inf:
+        raise UserError(f"--budget_seconds {options.budget_seconds} must be positive")
+    if args.early_stopping_patience is not None:
+        raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
     options.sampling(1)
+    RewardSet([name for name in options.reward if name.partition(":")[0] not in FAMILIES])  # others take long to load
     try:
         given = json.loads(options.settings)
     except json.JSONDecodeError as error:
         raise UserError(f"--settings is not JSON: {error}") from error
+    _check_shape(given)
     bases = [method.partition("@")[0] for method in options.methods]
     for method in given:
         if method not in [START, *options.methods, *bases, *listed, *(name.partition("@")[0] for name in listed)]:
@@ -205,16 +216,36 @@ def _training_data(data: DataOptions) -> dict[str, Any]:
 
 
 def _made_with(data: DataOptions, options: CompareOptions, args: SemiOfflineConfig) -> dict[str, Any]:
-    """What candidates depend on, beside the model and how it samples."""
-    own = {"reward": options.reward, "bf16": bool(args.bf16), "unseen_inputs": options.unseen_inputs}
-    return _training_data(data) | own
+    """What candidates depend on, beside the model."""
+    names = ("reward", "unseen_inputs", "num_candidates", "candidate_temperature", "candidate_rows")
+    own = {"bf16": bool(args.bf16), "seed": args.seed} | {name: getattr(options, name) for name in names}
+    return _training_data(data) | _lengths(args) | own
 
 
-def _start_made_with(data: DataOptions, model: ModelOptions, options: CompareOptions, first: Any) -> dict[str, Any]:
-    """What is said of the M-FT stage alone."""
+def _lengths(args: SemiOfflineConfig) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("max_prompt_length", "max_completion_length", "truncation_side")}
+
+
+def _start_made_with(
+    data: DataOptions, model: ModelOptions, options: CompareOptions, args: SemiOfflineConfig, first: Any
+) -> dict[str, Any]:
+    """What is said of the M-FT stage alone, and how its texts are cut."""
     names = ("start_steps", "start_learning_rate", "unseen_inputs")
     own = {name: value for name, value in first.keywords.items() if name != "output_dir"}
-    return _training_data(data) | {"model": model.model} | {name: getattr(options, name) for name in names} | own
+    own = {name: getattr(options, name) for name in names} | own
+    return _training_data(data) | _lengths(args) | {"model": model.model} | own
+
+
+def _check_shape(given: Any) -> None:
+    """Of --settings: {method: {name: value}}, with seeds and steps as they are used here."""
+    if not isinstance(given, dict) or not all(isinstance(own, dict) for own in given.values()):
+        raise UserError('--settings must be a map of methods to maps of settings: {"avg": {"num_samples": 8}}')
+    for method, own in given.items():
+        seeds, steps = own.get("seeds", [0]), own.get("steps")
+        if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+            raise UserError(f"--settings: the seeds of {method} must be a list of numbers, not {seeds}")
+        if steps is not None and (type(steps) is not int or steps < 1):
+            raise UserError(f"--settings: the steps of {method} must be a positive number, not {steps}")
 
 
 def _one(only: str, plan: Any) -> tuple[str, int]:
@@ -259,20 +290,24 @@ def prepare(
         load_method(args.method, args).needs_candidates or args.static_target != "ground_truth" for args in chosen
     )
     args = first(max_steps=max(options.start_steps, 1))
-    if options.start_steps:
-        start.parent.mkdir(exist_ok=True)
-        check_settings(start.parent / "settings.json", _start_made_with(data, model, options, first), "a start")
-    if needs and (start / "config.json").exists():
-        made = _made_before(_made_with(data, options, args), data, options, folder)
-        if made is not None:
-            return start, load_rows(made)
+    made = (start / "config.json").exists()
+    noted, wanted = start.parent / "settings.json", _start_made_with(data, model, options, args, first)
+    if options.start_steps and made:
+        check_settings(noted, wanted, "a start")
+    if needs and made:
+        before = _made_before(_made_with(data, options, args), data, options, folder)
+        if before is not None:
+            return start, load_rows(before)
     task = data.load_task()
     seen = rows = task.load(data.source(args.seed), "train")
     if options.unseen_inputs is not None:
         seen, rows = _divide(rows, options.unseen_inputs, args.seed)
-    if options.start_steps and not (start / "config.json").exists():
+    if options.start_steps and not made:
         say("start: M-FT")
-        rate = options.start_learning_rate
+        noted.parent.mkdir(exist_ok=True)
+        noted.unlink(missing_ok=True)  # of one that was never finished
+        check_settings(noted, wanted, "a start")
+        rate = first.keywords.get("learning_rate", options.start_learning_rate)
         args = first(max_steps=options.start_steps, learning_rate=rate, eval_on_start=False)
         trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, seen)
         with _noting_seconds(folder, "M-FT"):
@@ -324,7 +359,6 @@ def _with_candidates(
 
     from semioffline.candidates import write_candidates
     from semioffline.data import Examples
-    from semioffline.reward_set import RewardSet
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import text_limits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.data import Examples
@@ -36,6 +36,8 @@ def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()
     data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": list(task.metrics)})
+    at_least(1, options, "batch_size")
+    at_least(0, options, "seed")
     device = model.checked_device()
     RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
     rows = task.load(data.source(options.seed), options.split)

@@ -121,6 +121,15 @@ def parse(
     return tuple(parsed[: len(types)])
 
 
+def at_least(least: int, options: Any, *names: str) -> None:
+    """Refuse numbers of these options that are smaller; what is not given is left alone."""
+    for name in names:
+        value = getattr(options, name)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and not number >= least:
+                raise UserError(f"--{name} {number} must be at least {least}")
+
+
 def _take_config(argv: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" not in argv:

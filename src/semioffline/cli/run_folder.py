@@ -81,14 +81,15 @@ def about(command: str, argv: list[str]) -> dict[str, Any]:
     return {"command": shown_command(command, argv), "commit": commit(), "versions": versions(system=False)}
 
 
-def open_folder(folder: str | Path, resume: bool = False) -> Path:
-    """A new folder, or with `resume` one that may hold an earlier part of this run."""
+def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = False) -> Path:
+    """A new folder, or with `resume` one that may hold an earlier part of this run. can_resume: the command could."""
     path = Path(folder)
     if path.is_file():
         raise UserError(f"--output_dir {path} is a file")
     first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
     if first and not resume and path.is_dir() and any(path.iterdir()):
-        raise UserError(f"--output_dir {path} is not empty: add --resume to go on with it, or name another folder")
+        go_on = "add --resume to go on with it, or " if can_resume else ""
+        raise UserError(f"--output_dir {path} is not empty: {go_on}name another folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -34,6 +34,8 @@ class TrainOptions:
             from peft import LoraConfig
         except ImportError as error:
             raise UserError("--lora_r needs the package peft: pip install 'semioffline[peft]'") from error
+        if self.lora_r < 1:
+            raise UserError(f"--lora_r {self.lora_r} must be at least 1")
         return LoraConfig(r=self.lora_r, lora_alpha=self.lora_alpha, target_modules="all-linear")
 
 
@@ -44,7 +46,7 @@ def run(argv: list[str]) -> None:
         raise UserError(f"which method? semioffline train METHOD, with METHOD one of {', '.join(method_names())}")
     method, argv = argv[0], argv[1:]
     data, model, options, args = parse_training(method, argv)
-    folder = open_folder(str(args.output_dir), options.resume)
+    folder = open_folder(str(args.output_dir), options.resume, can_resume=True)
     train(data, model, options, args, folder)
 
 
@@ -52,6 +54,8 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
     """The task's settings are defaults; the recipe and the flags override them."""
     types = [DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]
     check_method(method)
+    if {"-h", "--help"} & set(argv):
+        parse("train", types, ["--help"])
     first_data, first_model = parse("train", types[:2], argv, strict=False)
     task, on_cpu = first_data.load_task(), first_model.checked_device() == "cpu"
     defaults = {**task.settings, "eval_metrics": list(task.metrics), "reward": [task.reward] if task.reward else None}
@@ -59,6 +63,8 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
     data, model, options, args = parse("train", types, argv, defaults)
     if method != args.method:
         raise UserError(f"the recipe says method={args.method}, the command says {method}")
+    if args.resume_from_checkpoint is not None:
+        raise UserError("--resume_from_checkpoint: say --resume, which takes the last complete one in --output_dir")
     return data, model, options, args
 
 

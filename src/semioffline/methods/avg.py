@@ -94,10 +94,11 @@ def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], args: Any)
 
 
 def sampled_log_p(policy: Policy, logits: Tensor, row: Row, args: Any) -> Tensor:
-    """(P,) log-probabilities under the distribution that was drawn from: temperature, top_k, top_p, no mask token."""
+    """(P,) log-probabilities under the distribution that was drawn from: temperature, top_k, top_p, without what
+    `generate` suppresses."""
     tokens = send(row.ids[row.wanted], logits.device)
     allowed = torch.ones_like(policy.allowed)
-    allowed[policy.mask_id] = False
+    allowed[sorted(policy.suppressed)] = False
     kept = sampling_logits(logits, allowed, args.temperature, args.top_k, args.top_p).isfinite()
     kept.scatter_(1, tokens[:, None], True)  # rounding must not put a drawn token outside
     return token_log_p((logits.float() / args.temperature).masked_fill(~kept, -torch.inf), tokens)

@@ -22,10 +22,15 @@ def load_model(kind: str, name: str, dtype: str = "float32", tokenizer: Any = No
     if dtype not in DTYPES:
         raise unknown(f"dtype of the reward model '{name}'", dtype, DTYPES)
     try:
-        model = getattr(transformers, kind).from_pretrained(name, dtype=getattr(torch, dtype))
-        return model, tokenizer or transformers.AutoTokenizer.from_pretrained(name)
+        load = getattr(transformers, kind).from_pretrained
+        model, found = load(name, dtype=getattr(torch, dtype), output_loading_info=True)
+        tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot load the reward model '{name}': {str(error).strip().splitlines()[0]}") from error
+    missing = sorted(found["missing_keys"])
+    if missing and kind != "AutoModel":  # which may lack a pooler that nobody asks
+        raise UserError(f"the reward model '{name}' has no {missing[0]}: it was not trained to classify")
+    return model, tokenizer
 
 
 def place(model: Any, device: Any) -> Any:
