@@ -173,7 +173,7 @@ def disable_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         _without_dropout(module)
-        config = getattr(module, "config", None)
+        config = vars(module).get("config")
         if isinstance(config, PretrainedConfig) and not isinstance(module, PreTrainedModel):
             if id(config) not in configs:
                 configs[id(config)] = _without_dropout(copy.deepcopy(config))

@@ -509,6 +509,19 @@ def test_candidates_made_with_other_settings_are_refused_also_by_one_run(tmp_pat
     assert "num_candidates: 3 before, 2 now" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_rows_without_candidates_are_left_out(tmp_path, capsys):
+    """A model may write nothing for an input; all others are trained on."""
+    few = [*FLAGS, "--candidate_rows", "8", "--num_candidates", "2", "--methods", "brio", "--budget_steps", "1"]
+    assert main(["compare", "--output_dir", str(tmp_path), *few, "--only", "start:0"]) == 0
+    path = tmp_path / "candidates/candidates.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[3] |= {"candidates": [], "candidate_rewards": []}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    run(tmp_path, *few[len(FLAGS) :], "--seeds", "0", "0")
+    assert "1 of 8 rows have no candidate and are left out" in capsys.readouterr().out
+
+
 def test_the_start_has_a_learning_rate_of_its_own(tmp_path):
     weights = []
     for rate in (0.0, 0.0, 0.01):

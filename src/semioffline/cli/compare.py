@@ -107,7 +107,8 @@ def run(argv: list[str]) -> None:
     plan = Plan(
         folder=folder,
         methods=[START, *options.methods],
-        seeds={m: by_method[m].get("seeds", options.seeds) for m in options.methods} | {START: options.seeds[:1]},
+        seeds={m: list(dict.fromkeys(by_method[m].get("seeds", options.seeds))) for m in options.methods}
+        | {START: options.seeds[:1]},
         steps={m: by_method[m]["steps"] for m in options.methods if by_method[m].get("steps")},
         rewards=options.reward,
         rows=rows,
@@ -297,7 +298,7 @@ def prepare(
     if needs and made:
         before = _made_before(_made_with(data, options, args), data, options, folder)
         if before is not None:
-            return start, load_rows(before)
+            return start, _with_any(load_rows(before), say)
     task = data.load_task()
     seen = rows = task.load(data.source(args.seed), "train")
     if options.unseen_inputs is not None:
@@ -378,4 +379,12 @@ def _with_candidates(
     begun = where[0].exists()  # then nobody knows how long it took in all
     with half, nullcontext() if begun else _noting_seconds(folder, "candidates"):
         path = write_candidates(policy, examples, rows, decoding, rewards, *where)
-    return load_rows(path)
+    return _with_any(load_rows(path), say)
+
+
+def _with_any(rows: Any, say: Any) -> Any:
+    """Without the rows for which the model wrote nothing that could be scored."""
+    kept = rows.filter(bool, input_columns="candidates")
+    if len(kept) < len(rows):
+        say(f"{len(rows) - len(kept)} of {len(rows)} rows have no candidate and are left out")
+    return kept
