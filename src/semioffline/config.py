@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from semioffline.data import STATIC_TARGETS
 from semioffline.decoding import Decoding
-from semioffline.errors import UserError
+from semioffline.errors import UserError, told_in_one_line
 from semioffline.losses import BASELINES, GOLD_REWARDS, LOSS_SCALES
 from semioffline.masking import MASK_PATTERNS, MASK_UNITS, OBSERVATIONS
 from semioffline.policy import TRUNCATION_SIDES
@@ -126,20 +126,14 @@ class SemiOfflineConfig(TrainingArguments):
         chooses = self.load_best_model_at_end or self.early_stopping_patience is not None
         if chooses and self.metric_for_best_model is None:
             self.metric_for_best_model = "reward"
-        try:
+        with told_in_one_line(ValueError, ImportError):
             super().__post_init__()
-        except (ValueError, ImportError) as error:
-            raise UserError(" ".join(str(error).split())) from error
 
     def _problems(self) -> list[str]:
         """Everything that is wrong, at once."""
-        floats = {field.name: getattr(self, field.name) for field in fields(self)}
-        problems = [f"{name} is not a number" for name, value in floats.items() if value != value]
-        if problems:
+        problems = self._number_problems()
+        if problems:  # they cannot be compared
             return problems
-        for name in ("rl_weight", "rl_ratio", "temperature", "learning_rate", "ranking_weight", "critic_weight"):
-            if getattr(self, name) == math.inf:
-                problems.append(f"{name} must be finite")
         for name in ("mask_rate", "mle_mask_rate", "mle_mask_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
@@ -193,6 +187,14 @@ class SemiOfflineConfig(TrainingArguments):
             self.decoding(max(self.min_new_tokens, 2))
         except UserError as error:
             problems.append(str(error))
+        return problems
+
+    def _number_problems(self) -> list[str]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        problems = [f"{name} is not a number" for name, value in values.items() if value != value]
+        for name in ("rl_weight", "rl_ratio", "temperature", "learning_rate", "ranking_weight", "critic_weight"):
+            if values[name] == math.inf:
+                problems.append(f"{name} must be finite")
         return problems
 
     def _speed_problems(self) -> list[str]:

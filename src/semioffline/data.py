@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 from tqdm import tqdm
+from transformers import TrainerCallback
 
 from semioffline.errors import UserError, unknown
 from semioffline.policy import Encoded, Policy
@@ -320,3 +321,13 @@ def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:
     chosen = (uniforms.to(counts.device) * counts).long()
     rows = torch.arange(len(counts), device=counts.device) * many + chosen
     return Text(static.ids[rows], static.keep_mask[rows], static.words[rows])
+
+
+class Epochs(TrainerCallback):
+    """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
+
+    sampler: LikeLengths | None = None
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if self.sampler is not None:
+            self.sampler.set_epoch(int(state.epoch or 0))

@@ -1,6 +1,7 @@
 """Errors that a user can mend: one line that says what was given, what is allowed, and what to change."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 MOST = 40
@@ -9,6 +10,17 @@ MOST = 40
 
 class UserError(ValueError):
     """Wrong input or settings. The command line prints it as one line on stderr and exits with code 2."""
+
+
+@contextmanager
+def told_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """For calls of a library that raises these where its settings are wrong."""
+    try:
+        yield
+    except kinds as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise UserError(" ".join(str(error).split())) from error
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from semioffline.data import Collator, Examples
 from semioffline.decoding import Decoding
+from semioffline.errors import unknown
 from semioffline.policy import Policy
 from semioffline.reward_calls import reward_columns
 from semioffline.reward_set import RewardSet
@@ -120,6 +121,19 @@ def paired_p_value(
     differences = _resampled(inputs, resamples, seed, score_difference)
     fewer = min((differences <= 0).sum(), (differences >= 0).sum())
     return float(min(1.0, 2 * (fewer + 1) / (resamples + 1)))  # what was observed counts, too: p is never 0
+
+
+def best_metric(args: Any, rewards: RewardSet, examples: Any) -> str | None:
+    """What the best checkpoint is chosen by: the reward where there is one, unless the settings say otherwise. A metric
+    that does not exist is told now, not at the first evaluation. examples: what will be looked at, if anything."""
+    metrics = RewardSet(args.eval_metrics).functions  # by the names that the log has
+    best = args.metric_for_best_model
+    if best == "reward" and not rewards.functions and args.eval_metrics:
+        best = args.eval_metrics[0]
+    known = {*metrics, *rewards.functions, *SURFACE} | ({"reward"} if rewards.functions else set())
+    if isinstance(examples, Examples) and best is not None and best.removeprefix("eval_") not in known:
+        raise unknown("metric_for_best_model", best, known)
+    return best
 
 
 def generate_ids(

@@ -19,9 +19,9 @@ from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 from semioffline.balance import Balance
 from semioffline.checkpoints import SafeCheckpoints
 from semioffline.config import SemiOfflineConfig
-from semioffline.data import Collator, Examples, LikeLengths, as_dataset
-from semioffline.errors import UserError, unknown
-from semioffline.evaluation import SURFACE, Evaluation, generate_ids, measure
+from semioffline.data import Collator, Epochs, Examples, LikeLengths, as_dataset
+from semioffline.errors import UserError, told_in_one_line
+from semioffline.evaluation import Evaluation, best_metric, generate_ids, measure
 from semioffline.graphs import compile_layers, forget_step, use_cuda_graphs
 from semioffline.limits import text_limits
 from semioffline.methods import BaseMethod, load_method
@@ -82,10 +82,10 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if eval_dataset is None and args.eval_strategy != "no":
             raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
-        self._epochs = _Epochs()
+        self._epochs = Epochs()
         train_dataset = self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates)
         eval_dataset = self.prepare(eval_dataset, args)
-        try:
+        with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
             super().__init__(
                 model=self.policy,
                 args=args,
@@ -96,10 +96,6 @@ class SemiOfflineTrainer(SafeCheckpoints):
                 callbacks=[*(callbacks or []), *_callbacks(args), self._epochs],
                 optimizers=optimizers,
             )
-        except torch.OutOfMemoryError:
-            raise
-        except (ValueError, ImportError, RuntimeError) as error:  # a logger that is not installed, for one
-            raise UserError(" ".join(str(error).split())) from error
         if self.method.needs_reward and reward_funcs is None:
             raise UserError(
                 f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
@@ -110,7 +106,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         )
         self.scorer = self._make_scorer()
         self._make_fast()
-        self._check_metrics()
+        args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
         weighed = self.method.needs_reward or self.method.needs_candidates
@@ -159,19 +155,6 @@ class SemiOfflineTrainer(SafeCheckpoints):
             on_device=args.overlap_rewards and args.device.type == "cuda",
             replay=Replayed if args.cuda_graphs else None,
         )
-
-    def _check_metrics(self) -> None:
-        """A metric that does not exist is told now, not at the first evaluation."""
-        metrics = RewardSet(self.args.eval_metrics).functions  # by the names that the log has
-        if self.args.metric_for_best_model == "reward" and not self.reward_set.functions and self.args.eval_metrics:
-            self.args.metric_for_best_model = self.args.eval_metrics[0]
-        best = self.args.metric_for_best_model
-        if best is None or self.eval_dataset is None or isinstance(self.eval_dataset, dict):
-            return
-        known = {*metrics, *self.reward_set.functions, *SURFACE}
-        known |= {"reward"} if self.reward_set.functions else set()
-        if best.removeprefix("eval_") not in known:
-            raise unknown("metric_for_best_model", best, known)
 
     def prepare(
         self,
@@ -397,16 +380,6 @@ class SemiOfflineTrainer(SafeCheckpoints):
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-
-
-class _Epochs(TrainerCallback):
-    """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
-
-    sampler: LikeLengths | None = None
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        if self.sampler is not None:
-            self.sampler.set_epoch(int(state.epoch or 0))
 
 
 def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:

@@ -107,8 +107,7 @@ def run(argv: list[str]) -> None:
     plan = Plan(
         folder=folder,
         methods=[START, *options.methods],
-        seeds={m: list(dict.fromkeys(by_method[m].get("seeds", options.seeds))) for m in options.methods}
-        | {START: options.seeds[:1]},
+        seeds=_seeds(options, by_method) | {START: options.seeds[:1]},
         steps={m: by_method[m]["steps"] for m in options.methods if by_method[m].get("steps")},
         rewards=options.reward,
         rows=rows,
@@ -123,8 +122,7 @@ def run(argv: list[str]) -> None:
         jobs=options.jobs,
         command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
         about=about("compare", whole),
-        made_with={"data": asdict(data), "reward": options.reward, "keep": options.keep}
-        | {"evaluations": options.evaluations},
+        made_with={"data": asdict(data)} | {k: getattr(options, k) for k in ("reward", "keep", "evaluations")},
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
@@ -139,6 +137,10 @@ def run(argv: list[str]) -> None:
         return run_one(plan, *_one(options.only, plan))
     _write(summarise(plan) if table_only else compare(plan, console.print), folder)
     write_settings(folder, data, model, options, args)
+
+
+def _seeds(options: CompareOptions, by_method: dict[str, dict[str, Any]]) -> dict[str, list[int]]:
+    return {method: list(dict.fromkeys(by_method[method].get("seeds", options.seeds))) for method in options.methods}
 
 
 def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
