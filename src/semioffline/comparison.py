@@ -200,7 +200,8 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
 
 def _noted(plan: Plan, args: SemiOfflineConfig) -> dict[str, Any]:
     """What a run was made with, as its settings.json has it."""
-    return json.loads(json.dumps(args.to_dict() | {"comparison": plan.made_with}, default=str))
+    budget = "seconds" if plan.budget_steps is None else "steps"
+    return json.loads(json.dumps(args.to_dict() | {"budget": budget, "comparison": plan.made_with}, default=str))
 
 
 def _check_done(plan: Plan, method: str, seed: int) -> None:
@@ -209,9 +210,8 @@ def _check_done(plan: Plan, method: str, seed: int) -> None:
     if not (folder / "settings.json").exists():
         return
     before = json.loads((folder / "settings.json").read_text())
-    timing = {"steps": before["max_steps"]}
-    if method != START and plan.budget_steps is None and (plan.folder / PLAN).exists():
-        timing = _timing(plan, method)
+    known = json.loads((plan.folder / PLAN).read_text()) if (plan.folder / PLAN).exists() else {}
+    timing = _planned(plan, known[method]) if method in known else {"steps": before["max_steps"]}
     args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(_steps(plan, method, timing), 1))
     now = _noted(plan, args)
     names = ["comparison", "eval_metrics", *LOOKED_AT] if method == START else now.keys() - FREE  # it is not trained

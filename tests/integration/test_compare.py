@@ -111,6 +111,8 @@ def test_a_budget_in_seconds_that_has_changed_is_seen(tmp_path, capsys):
     run(tmp_path, *flags, "0.2")
     assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "30"]) == 2
     assert "max_steps" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "0.2", "--budget_steps", "2"]) == 2
+    assert "budget: seconds before, steps now" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_comparison_that_was_stopped_trains_again(tmp_path):
