@@ -58,15 +58,19 @@ def build(name: str, **changes: Any) -> Any:
     return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **special))
 
 
+@torch.no_grad()
+def spread(model: Any) -> Any:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, 0.4)
+    return model.eval()
+
+
 @functools.cache
 def tiny(name: str, seed: int = 0, pad: int = PAD) -> Any:
     """A random model with weights large enough that its distributions are neither flat nor constant."""
     torch.manual_seed(seed)
-    model = build(name, pad_token_id=pad).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.4)
+    model = spread(build(name, pad_token_id=pad))
     model.generation_config.eos_token_id = EOS
     return model
 
@@ -462,21 +466,22 @@ def test_diverse_settings_reach_the_search() -> None:
     assert all(len({tuple(t) for t in row.tolist()}) > 1 for row in out.view(3, 4, -1))
 
 
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of the keys and values that are copied for each head, as that happens."""
+    found: list[int] = []
+    copy_them = sdpa_attention.repeat_kv
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda k, n: found.append(k.shape[2]) or copy_them(k, n))
+    return found
+
+
 @pytest.mark.parametrize(("heads", "keys"), [(6, 2), (6, 1), (4, 4)])
-def test_heads_that_share_keys_read_them_where_they_are(heads, keys, monkeypatch):
+def test_heads_that_share_keys_read_them_where_they_are(heads, keys, lengths):
     """Head h reads the keys of number h // (heads / keys). The layers' outputs and the text are what they are with a
     copy for every head; copies are made for the prompt alone, once for keys and once for values in each layer."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 8 * heads, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": heads}
-    config = LlamaConfig(num_key_value_heads=keys, **sizes, **SPECIAL)
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.4)
-    lengths = []
-    copied = sdpa_attention.repeat_kv
-    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda k, n: lengths.append(k.shape[2]) or copied(k, n))
+    model = spread(LlamaForCausalLM(LlamaConfig(num_key_value_heads=keys, **sizes, **SPECIAL)))
     settings = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
 
     def write() -> Any:
@@ -515,9 +520,7 @@ def test_shared_keys_leave_nothing_behind_and_nobodys_function_alone():
         functions.register("sdpa", usual)
 
 
-def test_policies_generate_with_shared_keys(tiny_policy, tiny_batch, monkeypatch):
-    policy, lengths = tiny_policy("llama"), []
-    copied = sdpa_attention.repeat_kv
-    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda k, n: lengths.append(k.shape[2]) or copied(k, n))
+def test_policies_generate_with_shared_keys(tiny_policy, tiny_batch, lengths):
+    policy = tiny_policy("llama")
     policy.generate(tiny_batch(policy).source, Decoding(max_new_tokens=6, min_new_tokens=6))
     assert len(lengths) == 4  # two layers

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from semioffline.codec import Encoded
 from semioffline.data import Collator, Examples, Tokens, pad
 from semioffline.decoding import Decoding
-from semioffline.errors import UserError
+from semioffline.errors import UserError, changes
 from semioffline.limits import text_limits
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
@@ -100,12 +100,9 @@ def check_settings(path: Path, settings: dict[str, Any], what: str) -> None:
     """Refuse a folder that holds what was made with other settings than these; note them in a new one."""
     if path.exists():
         before = json.loads(path.read_text())
-        different = sorted(k for k in settings.keys() | before.keys() if settings.get(k) != before.get(k))
-        if different:
-            changes = ", ".join(f"{k}: {before.get(k)} before, {settings.get(k)} now" for k in different)
-            raise UserError(
-                f"{path.parent} holds {what} made with other settings ({changes}): use another --output_dir"
-            )
+        told = changes(before, settings, settings.keys() | before.keys())
+        if told:
+            raise UserError(f"{path.parent} holds {what} made with other settings ({told}): use another --output_dir")
         return
     _write_aside(path, json.dumps(settings, indent=1))
 

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 
 from semioffline.config import SemiOfflineConfig
 from semioffline.cost import peak_memory
-from semioffline.errors import UserError
+from semioffline.errors import UserError, changes
 from semioffline.evaluation import write_predictions
 from semioffline.methods import load_method
 from semioffline.policy import Policy
@@ -210,14 +210,13 @@ def _check_done(plan: Plan, method: str, seed: int) -> None:
     if not (folder / "settings.json").exists():
         return
     before = json.loads((folder / "settings.json").read_text())
-    known = json.loads((plan.folder / PLAN).read_text()) if (plan.folder / PLAN).exists() else {}
+    known = _known_timings(plan)
     timing = _planned(plan, known[method]) if method in known else {"steps": before["max_steps"]}
     args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(_steps(plan, method, timing), 1))
     now = _noted(plan, args)
     names = ["comparison", "eval_metrics", *LOOKED_AT] if method == START else now.keys() - FREE  # it is not trained
-    different = sorted(name for name in names if before.get(name) != now[name])
-    if different:
-        told = ", ".join(f"{name}: {before.get(name)} before, {now[name]} now" for name in different)
+    told = changes(before, now, names)
+    if told:
         raise UserError(f"{folder} is a run with other settings ({told}): use another --output_dir, or remove it")
 
 
@@ -325,8 +324,7 @@ class _Clock(TrainerCallback):
 def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) -> dict[str, Any]:
     """Seconds of a step, from a few timed ones, and the steps that fit into the budget; kept in plan.json, so that a
     restart plans the same. tokenised: rows as other methods had them, which takes longer than the timing."""
-    path = plan.folder / PLAN
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = _known_timings(plan)
     if method not in known:
         folder = plan.folder / "probe" / method
         args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, eval_on_start=False)
@@ -342,10 +340,15 @@ def _timing(plan: Plan, method: str, tokenised: dict[Any, Any] | None = None) ->
         trainer.add_callback(clock)
         trainer.train()
         known[method] = _planned(plan, clock.measured())
-        path.write_text(json.dumps(known, indent=1))
+        (plan.folder / PLAN).write_text(json.dumps(known, indent=1))
         del trainer
         _free()
     return _planned(plan, known[method])
+
+
+def _known_timings(plan: Plan) -> dict[str, dict[str, Any]]:
+    path = plan.folder / PLAN
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _planned(plan: Plan, timing: dict[str, Any]) -> dict[str, Any]:

@@ -41,8 +41,8 @@ class Decoding:
     """Settings of one decoding run. Wrong settings are refused on construction, all of them in one UserError.
 
     What the model's own `generation_config` says beyond these fields (forced or suppressed tokens, a repetition
-    penalty, the EOS ids) still applies; what else it says of sampling (min_p, typical_p) does not apply to samples that
-    have numbers of their own.
+    penalty, the EOS ids) still applies. To samples that have numbers of their own, what changes a distribution (the
+    penalty, min_p, typical_p) does not: they are the policy's alone.
     """
 
     num_beams: int = 1

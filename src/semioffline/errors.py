@@ -1,8 +1,9 @@
 """Errors that a user can mend: one line that says what was given, what is allowed, and what to change."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
 MOST = 40
 """Names in a message; of more, the nearest few."""
@@ -21,6 +22,12 @@ def told_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":
             raise
         raise UserError(" ".join(str(error).split())) from error
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> str:
+    """What these settings were, and what they are, where that differs; else nothing."""
+    different = sorted(name for name in names if before.get(name) != now.get(name))
+    return ", ".join(f"{name}: {before.get(name)} before, {now.get(name)} now" for name in different)
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:

@@ -100,7 +100,6 @@ class Generator:
         return [_until(row, ends, keep_end) for row in new.tolist()]
 
     def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding, uniforms: Tensor | None) -> Tensor:
-        suppressed = self.suppressed
         settings = decoding.generate_kwargs()
         if uniforms is not None:  # one token is left of each distribution, and sampling takes it
             draws = Draws(uniforms, decoding.temperature, decoding.top_k, decoding.top_p)
@@ -117,7 +116,7 @@ class Generator:
             return self.model.generate(
                 input_ids=ids,
                 attention_mask=keep.long(),
-                suppress_tokens=sorted(suppressed),
+                suppress_tokens=sorted(self.suppressed),
                 pad_token_id=self.pad_id,
                 eos_token_id=ends,
                 use_cache=True,

@@ -27,10 +27,11 @@ def text_limits(policy: Policy, args: Any) -> tuple[int, int]:
         raise UserError(
             f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
         )
-    padded = round_up(max(prompt, completion), args.pad_to_multiple_of)
+    longest = max(prompt, completion)
+    padded = round_up(longest, args.pad_to_multiple_of)
     if most is not None and one and padded > most:  # rows of a decoder-only model begin again at their prompt's end
         raise UserError(
-            f"pad_to_multiple_of={args.pad_to_multiple_of} makes {padded} of {max(prompt, completion)} tokens, and the "
-            f"model has {most} positions: lower max_prompt_length or max_completion_length"
+            f"pad_to_multiple_of={args.pad_to_multiple_of} makes {padded} of {longest} tokens, and the model "
+            f"has {most} positions: lower max_prompt_length or max_completion_length"
         )
     return prompt, completion

@@ -340,6 +340,8 @@ def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
     assert part["about"]["mixed"]
     assert "Not run: mft:1, semi_offline:0" in (tmp_path / "comparison.md").read_text()
     assert not (tmp_path / "start").exists()
+    elsewhere = run(tmp_path, *flags, "--reward", "not_here.py:score", "--only", "table")  # nor the reward
+    assert elsewhere["methods"] == part["methods"]
     shutil.rmtree(tmp_path / "runs")
     assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "--only", "table"]) == 2
     assert "no run of this comparison is done" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from rich.console import Console
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, _take_config, at_least, parse
 from semioffline.cli.run_folder import about, open_folder, write_settings
 from semioffline.config import SemiOfflineConfig, option
+from semioffline.decoding import Decoding
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
 from semioffline.reward_set import RewardSet
@@ -63,10 +64,8 @@ class CompareOptions:
         None, "METHOD:SEED, start:SEED or timing: do this and make no table; table: make one of what is done."
     )
 
-    def sampling(self, max_new_tokens: int) -> Any:
+    def sampling(self, max_new_tokens: int) -> Decoding:
         """How candidates are made."""
-        from semioffline.decoding import Decoding
-
         return Decoding(
             do_sample=True,
             temperature=self.candidate_temperature,
@@ -103,7 +102,6 @@ def run(argv: list[str]) -> None:
 
     first = partial(settings, START, **by_method[START] | {"output_dir": str(folder / "start")})
     start, rows = (None, None) if table_only else prepare(data, model, options, settings, first, folder, console.print)
-    source = data.source(args.seed)
     plan = Plan(
         folder=folder,
         methods=[START, *options.methods],
@@ -112,7 +110,7 @@ def run(argv: list[str]) -> None:
         rewards=options.reward,
         rows=rows,
         dev=None if table_only else task.load(data.source(args.seed, data.eval_limit), "validation"),
-        test=None if table_only else task.load(source, "test"),
+        test=None if table_only else task.load(data.source(args.seed), "test"),
         load=lambda: ModelOptions(str(start), model.device, model.dtype).load(share_prompt=args.share_prompt),
         settings=settings,
         budget_seconds=options.budget_seconds,
@@ -186,7 +184,6 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[st
     if args.early_stopping_patience is not None:
         raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
     options.sampling(1)
-    RewardSet([name for name in options.reward if name.partition(":")[0] not in FAMILIES])  # others take long to load
     try:
         given = json.loads(options.settings)
     except json.JSONDecodeError as error:
@@ -281,6 +278,7 @@ def prepare(
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import SemiOfflineTrainer
 
+    RewardSet([name for name in options.reward if name.partition(":")[0] not in FAMILIES])  # others take long to load
     start = folder / "start" / "model"
     if options.start_steps == 0:
         if model.model is None:

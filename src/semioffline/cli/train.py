@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from transformers import set_seed
 
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError
@@ -34,8 +34,7 @@ class TrainOptions:
             from peft import LoraConfig
         except ImportError as error:
             raise UserError("--lora_r needs the package peft: pip install 'semioffline[peft]'") from error
-        if self.lora_r < 1:
-            raise UserError(f"--lora_r {self.lora_r} must be at least 1")
+        at_least(1, self, "lora_r")
         return LoraConfig(r=self.lora_r, lora_alpha=self.lora_alpha, target_modules="all-linear")
 
 
