@@ -145,9 +145,11 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-smollm2-longest-likely": (*SMOLLM2, 5, own_candidates(0.3, 10_000, 70, LONGEST)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
+BESIDE = {"samsum-smollm2": ["longest", "longest-likely"]}
+"""Comparisons from the same start, NAME-SUFFIX, whose runs stand in the table of NAME."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
-PARTS = ("start", "timing", "runs")
+PARTS = ("start", "timing", "runs", "table")
 TRIALS = 3
 """What fails is tried again: side by side, runs may want more memory than there is."""
 
@@ -210,6 +212,11 @@ def main() -> None:
             if "--budget_seconds" in COMPARISONS[name][4]:  # timed alone
                 run(args, [name], "timing")
         run(args, others, None)
+    for name in BESIDE if "table" in args.parts else ():
+        folders = {suffix: args.out / f"{name}-{suffix}" for suffix in BESIDE[name]}
+        done = [f"{suffix}={folder}" for suffix, folder in folders.items() if (folder / "comparison.json").exists()]
+        if name in args.names and done:
+            subprocess.run([*command(args, name, "table"), "--beside", *done], stdout=subprocess.DEVNULL, check=True)
 
 
 if __name__ == "__main__":

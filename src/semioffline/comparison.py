@@ -26,10 +26,10 @@ from semioffline.evaluation import write_predictions
 from semioffline.methods import load_method
 from semioffline.policy import Policy
 from semioffline.replayed import recordings
-from semioffline.summary import summarise
+from semioffline.summary import labelled_folders, summarise
 from semioffline.trainer import SemiOfflineTrainer
 
-__all__ = ["START", "Plan", "compare", "run_one", "summarise", "time_methods"]
+__all__ = ["START", "Plan", "compare", "labelled_folders", "run_one", "summarise", "time_methods"]
 PROBE_WARM, PROBE_TIMED = 3, 5
 """Steps before a method is timed, and steps that are timed, at the least."""
 PROBE_SHARE, PROBE_SECONDS = 0.3, 4.0
@@ -79,6 +79,8 @@ class Plan:
     """Where and how this process runs: its command, commit and versions."""
     made_with: dict[str, Any] = field(default_factory=dict)
     """What all runs depend on and `settings` does not tell."""
+    beside: dict[str, Path] = field(default_factory=dict)
+    """label -> the folder of a finished comparison with the same start, whose runs stand in the table, too"""
     extra: dict[str, Any] = field(default_factory=dict)
 
     def run_folder(self, method: str, seed: int) -> Path:

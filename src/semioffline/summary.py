@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,12 @@ def summarise(plan: Plan) -> dict[str, Any]:
             results[method] = [json.loads(path.read_text()) for path in paths]
     if not results:
         raise UserError(f"no run of this comparison is done in {plan.folder}")
+    beside = {}
+    for label, folder in plan.beside.items():
+        told, others = _beside(folder, label)
+        _check_beside(label, others, results)
+        results |= others
+        beside[label] = {key: told.get(key, {}) for key in ("about", "preparation")}
     every = [run for runs in results.values() for run in runs]
     metrics = list(every[0]["values"])
     reference = results.get(plan.reference)
@@ -60,7 +67,47 @@ def summarise(plan: Plan) -> dict[str, Any]:
         "missing": [f"{method}:{seed}" for method, seed in missing],
         "wall_seconds": sum(run["wall_seconds"] for run in every),
         "about": _about(plan, [run.get("about", plan.about) for run in every]),
+        "beside": beside,
     } | plan.extra
+
+
+def labelled_folders(words: list[str]) -> dict[str, Path]:
+    """LABEL=FOLDER, of other comparisons."""
+    found = {}
+    for word in words:
+        label, _, folder = word.partition("=")
+        if not label or not folder:
+            raise UserError(f"--beside {word} must be LABEL=FOLDER")
+        if not (Path(folder) / "comparison.json").is_file():
+            raise UserError(f"--beside {word}: a finished comparison has a comparison.json")
+        found[label] = Path(folder)
+    return found
+
+
+def _beside(folder: Path, label: str) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """What another comparison says of itself, and its runs: METHOD@LABEL."""
+    try:
+        told = json.loads((folder / "comparison.json").read_text())
+        runs = {
+            f"{method}@{label}": [
+                json.loads((folder / "runs" / f"{method}-seed{seed}" / "result.json").read_text())
+                for seed in result["seeds"]
+            ]
+            for method, result in told["methods"].items()
+        }
+    except (OSError, ValueError) as error:
+        raise UserError(f"--beside {label}={folder}: {error}") from error
+    return told, runs
+
+
+def _check_beside(label: str, others: Any, results: dict[str, list[dict[str, Any]]]) -> None:
+    """The other runs must begin with the same start, tested alike. Its own row is not needed twice."""
+    start, own = others.pop(f"start@{label}", None), results.get("start")
+    if start is None or own is None or start[0]["values"] != own[0]["values"]:
+        raise UserError(f"--beside {label}: it does not begin with the same start, or tests it in another way")
+    taken = sorted(others.keys() & results.keys())
+    if taken:
+        raise UserError(f"--beside {label}: {taken[0]} is a method of this comparison, too")
 
 
 def _about(plan: Plan, runs: list[dict[str, Any]]) -> dict[str, Any]:

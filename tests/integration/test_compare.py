@@ -347,6 +347,39 @@ def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
     assert "no run of this comparison is done" in capsys.readouterr().err
 
 
+def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, capsys):
+    """As where some methods have other candidates: one table, with what is due to each, and tests between them."""
+    first, other = tmp_path / "first", tmp_path / "other"
+    start = ["--start_steps", "0", "--model", str(first / "start/model")]
+    flags = ["--budget_steps", "2", "--methods", "mft", "mft@own", "--settings", '{"mft": {"seeds": [0, 1]}}']
+    run(first, *flags)
+    theirs = run(other, "--budget_steps", "3", "--methods", "mft", "ft", *start)
+    flags.append("--beside")
+    made = run(first, *flags, f"longer={other}", "--only", "table")
+    assert list(made["methods"]) == ["start", "mft", "mft@own", "mft@longer", "ft@longer"]
+    scores = [found["metrics"]["rouge"]["mean"] for found in (made["methods"]["mft@longer"], theirs["methods"]["mft"])]
+    assert scores[0] == scores[1]
+    assert 0 < made["methods"]["mft"]["p_by_method"]["ft@longer"] <= 1
+    assert made["about"]["command"].endswith("--beside longer=runs/other")
+    shown = table.about(made)
+    assert f"`{theirs['about']['command']}` (@longer)" in shown
+    assert str(tmp_path) not in shown
+
+    def refused(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["compare", "--output_dir", str(first), *FLAGS, *flags, *words, "--only", "table"]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    assert "must be LABEL=FOLDER" in refused(str(other))
+    assert "a finished comparison has a comparison.json" in refused(f"longer={tmp_path}")
+    assert "mft@own is a method of this comparison, too" in refused(f"own={other}")
+    elsewhere = tmp_path / "elsewhere"
+    run(elsewhere, "--budget_steps", "2", "--methods", "mft", "--start_steps", "5")
+    assert "does not begin with the same start" in refused(f"another={elsewhere}")
+    shutil.rmtree(other / "runs")
+    assert "No such file" in refused(f"longer={other}")
+
+
 def test_every_two_methods_are_tested_against_each_other(tmp_path):
     own = {"semi_offline": {"rl_weight": 0.5}}
     made = run(tmp_path, "--budget_steps", "2", "--settings", json.dumps(own))

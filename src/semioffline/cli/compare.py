@@ -60,6 +60,9 @@ class CompareOptions:
     jobs: int = option(
         1, "Runs at a time, each a process; a budget in seconds is then planned by timing every method alone first."
     )
+    beside: list[str] = option(
+        [], "LABEL=FOLDER of other comparisons with the same start: METHOD@LABEL in the table are their runs."
+    )
     only: str | None = option(
         None, "METHOD:SEED, start:SEED or timing: do this and make no table; table: make one of what is done."
     )
@@ -76,7 +79,7 @@ class CompareOptions:
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.comparison import START, Plan, compare, run_one, summarise, time_methods
+    from semioffline.comparison import START, Plan, compare, labelled_folders, run_one, summarise, time_methods
 
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
     whole, only = _split_only(argv)
@@ -121,6 +124,7 @@ def run(argv: list[str]) -> None:
         command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
         about=about("compare", whole),
         made_with={"data": asdict(data)} | {k: getattr(options, k) for k in ("reward", "keep", "evaluations")},
+        beside=labelled_folders(options.beside),
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",

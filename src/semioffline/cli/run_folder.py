@@ -18,6 +18,8 @@ from rich.table import Table
 from semioffline import __version__
 from semioffline.errors import UserError
 
+_FOLDERS = {"--model": "", "--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}
+"""Flags whose folders are shown by their last name, and what stands before it."""
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
 
 
@@ -69,9 +71,10 @@ def shown_command(command: str, argv: list[str]) -> str:
     threads = os.environ.get("OMP_NUM_THREADS")
     words, flag = [], ""
     for word in argv:
-        if flag in ("--model", "--data_dir", "--output_dir", "--config") and "/" in word:
-            word = {"--config": "recipes/", "--output_dir": "runs/"}.get(flag, "") + Path(word).name
-        flag = word
+        flag = word if word.startswith("--") else flag
+        label, is_labelled, folder = word.partition("=") if flag == "--beside" else ("", "", word)
+        if flag in _FOLDERS and "/" in folder:
+            word = f"{label}{is_labelled}{_FOLDERS[flag]}{Path(folder).name}"
         words.append(f"'{word}'" if any(c in word for c in ' {}*$"') else word)
     return " ".join([*([f"OMP_NUM_THREADS={threads}"] if threads else []), "semioffline", command, *words])
 

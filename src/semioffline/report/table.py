@@ -90,12 +90,20 @@ def about(result: dict[str, Any]) -> str:
     parts += ["some runs on another machine or with other versions"] if found.get("mixed") else []
     parts += [f"seeds {', '.join(map(str, sorted(seeds)))}"] if seeds else []
     parts += [f"{result['wall_seconds'] / 60:.0f} minutes, all runs added"] if "wall_seconds" in result else []
-    before = [f"{what} {seconds:.0f}" for what, seconds in result.get("preparation", {}).items()]
-    parts += [f"seconds before the runs: {', '.join(before)}"] if before else []
+    parts += [_seconds(result)] if _seconds(result) else []
     own = {} if "--settings" in found["command"] else result.get("own_settings", {})
     told = [f"{method}: {', '.join(f'{k} {v}' for k, v in values.items())}" for method, values in own.items()]
     settings = f"Settings of their own: {'; '.join(told)}.\n\n" if told else ""
-    return f"`{found['command']}`\n\n{settings}{'; '.join(parts)}.\n"
+    commands = [f"`{found['command']}`"]
+    for label, other in result.get("beside", {}).items():
+        commands.append(f"`{other['about']['command']}` (@{label}{_seconds(other, ', ')})")
+    return "\n\n".join([*commands, f"{settings}{'; '.join(parts)}.\n"])
+
+
+def _seconds(result: dict[str, Any], before: str = "") -> str:
+    """Of what all runs share."""
+    told = ", ".join(f"{what} {seconds:.0f}" for what, seconds in result.get("preparation", {}).items())
+    return f"{before}seconds before the runs: {told}" if told else ""
 
 
 def console(comparison: dict[str, Any]) -> Table:
