@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
-from transformers import TrainingArguments
+import torch
+from transformers import SchedulerType, TrainingArguments, get_scheduler
 
 from semioffline.data import STATIC_TARGETS
 from semioffline.decoding import Decoding
@@ -128,6 +129,16 @@ class SemiOfflineConfig(TrainingArguments):
             self.metric_for_best_model = "reward"
         with told_in_one_line(ValueError, ImportError):
             super().__post_init__()
+        self._try_scheduler()
+
+    def _try_scheduler(self) -> None:
+        """What a schedule does not take is told now, not after everything has been loaded."""
+        kind, own = SchedulerType(self.lr_scheduler_type), cast(Any, self.lr_scheduler_kwargs)
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
+        try:
+            get_scheduler(kind, optimizer, 10, 10_000_000, own)
+        except Exception as error:
+            raise UserError(f"lr_scheduler_type={kind.value}, lr_scheduler_kwargs={own}: {error}") from error
 
     def _problems(self) -> list[str]:
         """Everything that is wrong, at once."""

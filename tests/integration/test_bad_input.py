@@ -199,6 +199,8 @@ def test_names(argv: list[str], parts: list[str], refused, tmp_path: Path, monke
         ({"early_stopping_patience": 2}, ["set eval_strategy"]),
         ({"early_stopping_patience": 0, "eval_strategy": "steps"}, ["early_stopping_patience=0"]),
         ({"resume_from_checkpoint": "nowhere"}, ["say --resume"]),
+        ({"lr_scheduler_kwargs": '{"nope":1}'}, ["lr_scheduler_type=", "'nope'"]),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, ["lr_scheduler_type=cosine_with_min_lr", "min_lr"]),
     ],
 )
 def test_settings(changes: dict, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path) -> None:

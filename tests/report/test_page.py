@@ -174,8 +174,12 @@ def test_an_overview_has_a_line_of_each_comparison(tmp_path):
     lines = page.RENDERERS["overview"](given, tmp_path).splitlines()
     assert lines[0] == "|  | `mft` | `avg` | `semi_offline` |"
     assert lines[2:4] == ["| ads | 30.0\\* | – | **35.0** |", "| ads | 30.0 | – | **40.0** |"]
-    with pytest.raises(UserError, match=r"none\.json"):
+    with pytest.raises(UserError, match=r"cannot read the result .*none\.json"):
         page.RENDERERS["overview"](given | {"rows": [row | {"file": "none.json"}]}, tmp_path)
+    (tmp_path / "one.json").write_text("{")
+    for kind in ("overview", "claims"):
+        with pytest.raises(UserError, match=r"cannot read the result .*one\.json"):
+            page.RENDERERS[kind](given | {"claims": [claim()]}, tmp_path)
 
 
 def test_a_claim_about_a_run_that_is_missing_is_open(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.report import samples
-from semioffline.report.table import LEVEL, p_between, score
+from semioffline.report.table import LEVEL, p_between, read_result, score
 
 ERRORS = 2.0
 """A difference counts with p below LEVEL, over inputs, and if it is more than so many standard errors over seeds."""
@@ -37,7 +36,7 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
     path = folder / claim["file"]
     if not path.exists():
         return "–", OPEN
-    comparison = json.loads(path.read_text())
+    comparison = read_result(path)
     if comparison.get("kind") == "samples":
         return _in_samples(claim, comparison, path)
     methods = comparison["methods"]

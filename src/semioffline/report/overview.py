@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from semioffline.errors import UserError
-from semioffline.report.table import LEVEL, as_lines, p_between
+from semioffline.report.table import LEVEL, as_lines, p_between, read_result
 
 OURS = "semi_offline"
 
@@ -23,9 +21,7 @@ def markdown(result: dict[str, Any], folder: Path) -> str:
 
 def _line(row: dict[str, Any], methods: list[str], folder: Path) -> list[str]:
     path = folder / row["file"]
-    if not path.exists():
-        raise UserError(f"there is no result {path}")
-    comparison, shown = json.loads(path.read_text()), row.get("shown", {})
+    comparison, shown = read_result(path), row.get("shown", {})
     ours, metric = shown.get(OURS, OURS), row["metric"]
     factor, digits = (100, 1) if comparison["percent"][metric] else (1, 2)
     cells = [row["on"]]

@@ -5,7 +5,6 @@ In a page, `<!-- table: results/e2e.json -->` and `<!-- end -->` enclose what `s
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,10 +31,7 @@ def fill(page: Path) -> str:
 
     def render(match: re.Match[str]) -> str:
         path = page.parent / match[2]
-        try:
-            result = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{page}: cannot read the result {path}: {error}") from error
+        result = table.read_result(path)
         kind = result.get("kind") if isinstance(result, dict) else None
         if kind not in RENDERERS:
             raise unknown(f"kind of result in {path}", str(kind), RENDERERS)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+
+from semioffline.errors import UserError
 
 Cell = str
 LEVEL = 0.05
@@ -14,6 +18,13 @@ CAPTION = (
     "Validation: the best reward there, by which settings are chosen. "
     "Matched after: the seconds until {reference} first had, on validation, the best reward of this method."
 )
+
+
+def read_result(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the result {path}: {error}") from error
 
 
 def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
