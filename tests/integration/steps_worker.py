@@ -17,9 +17,11 @@ CASES = {
     "bart-4": {"kind": "bart", "per_device_train_batch_size": 4},
     "bart-2x2": {"kind": "bart", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     "llama-4": {"kind": "llama", "per_device_train_batch_size": 4},
+    "t5-4": {"kind": "t5", "per_device_train_batch_size": 4},
     "workers": {"kind": "bart", "per_device_train_batch_size": 4, "reward_workers": 1},
     "refresh": {"kind": "bart", "per_device_train_batch_size": 4, **REFRESH},
 }
+WRONG = ("bart", "t5")
 ROWS = 24
 
 
@@ -33,9 +35,10 @@ def main(folder: Path) -> None:
             torch.save(weights(trainer), folder / f"{name}.pt")
     rank, right = int(os.environ["RANK"]), Randomness.uniform
     Randomness.uniform = lambda self, purpose, *rest: right(self, f"{purpose}/{rank}", *rest)
-    trainer = train(folder / "wrong-key", rows=rows, per_device_train_batch_size=4)
-    if trainer.accelerator.is_main_process:
-        torch.save(weights(trainer), folder / "wrong-key.pt")
+    for kind in WRONG:
+        trainer = train(folder / f"wrong-key-{kind}", kind=kind, rows=rows, per_device_train_batch_size=4)
+        if trainer.accelerator.is_main_process:
+            torch.save(weights(trainer), folder / f"wrong-key-{kind}.pt")
 
 
 if __name__ == "__main__":

@@ -13,20 +13,32 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from datasets import Dataset
 from tokenizers.processors import TemplateProcessing
-from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from semioffline import SemiOfflineConfig, SemiOfflineTrainer
 from semioffline.tasks import ads
 
 KINDS = ("bart", "llama")
+WITH_T5 = (*KINDS, "t5")  # not in KINDS: tests that are slow run every one of those
 
 
 def build_tokenizer(kind: str = "bart") -> Any:
-    """The word-level tokenizer of the ads task; for a decoder-only model a prompt does not end with EOS."""
+    """The word-level tokenizer of the ads task; a decoder-only prompt does not end with EOS, T5's has no BOS."""
     tokenizer = ads.build_tokenizer()
     if kind == "llama":
         start = [("<s>", tokenizer.bos_token_id)]
         template = TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=start)
+        tokenizer.backend_tokenizer.post_processor = template
+    if kind == "t5":
+        end = [("</s>", tokenizer.eos_token_id)]
+        template = TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=end)
         tokenizer.backend_tokenizer.post_processor = template
     return tokenizer
 
@@ -41,6 +53,9 @@ def build_model(kind: str = "bart", seed: int = 0, dropout: float = 0.0) -> Any:
             shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
             config = LlamaConfig(vocab_size=size, max_position_embeddings=96, initializer_range=0.3, **shape, **ids)
             return LlamaForCausalLM(config)
+        if kind == "t5":
+            shape = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": dropout}
+            return T5ForConditionalGeneration(T5Config(vocab_size=size, decoder_start_token_id=1, **shape, **ids))
         shape = {"d_model": 16, "max_position_embeddings": 64, "init_std": 0.3, "dropout": dropout}
         for side in ("encoder", "decoder"):
             shape |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32}
