@@ -161,7 +161,7 @@ def test_none_and_nan_leave_a_sample_out(missing):
         (1.0, "returned float, but must return a list of 3 numbers"),
         (None, "returned NoneType"),
         (torch.tensor(1.0), "returned float"),
-        ([1.0, float("inf"), 2.0], "returned inf for sample 1"),
+        ([1.0, float("inf"), 2.0], "returned inf for sample 1, '"),
         (torch.tensor([1.0, 2.0, -math.inf]), "returned -inf for sample 2"),
         ([1.0, 2.0, "good"], "returned 'good' for sample 2"),
         (torch.zeros(3, 1), "for sample 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -117,6 +118,7 @@ class SemiOfflineConfig(TrainingArguments):
     # Transformers' own, with other defaults
     logging_nan_inf_filter: bool = option(False, "A loss that is not finite stops training: nothing to filter.")
     logging_steps: float = option(10, "Log every so many steps.")
+    disable_tqdm: bool | None = option(False, "No progress bars.")
     remove_unused_columns: bool = option(False, "Rewards may need any column, so none is removed.")
     ddp_find_unused_parameters: bool | None = option(False, "Every parameter is used in every step.")
 
@@ -124,6 +126,9 @@ class SemiOfflineConfig(TrainingArguments):
         problems = self._problems()
         if problems:
             raise UserError("; ".join(problems))
+        if isinstance(self.lr_scheduler_kwargs, str):
+            with told_in_one_line(ValueError, before="lr_scheduler_kwargs is not JSON: "):
+                json.loads(self.lr_scheduler_kwargs)
         chooses = self.load_best_model_at_end or self.early_stopping_patience is not None
         if chooses and self.metric_for_best_model is None:
             self.metric_for_best_model = "reward"
@@ -145,9 +150,12 @@ class SemiOfflineConfig(TrainingArguments):
         problems = self._number_problems()
         if problems:  # they cannot be compared
             return problems
-        for name in ("mask_rate", "mle_mask_rate", "mle_mask_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
+        for name in _SHARES:
+            if not 0.0 <= (getattr(self, name) or 0.0) <= 1.0:
                 problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
+        for name in _NOT_NEGATIVE:
+            if (getattr(self, name) or 0) < 0:
+                problems.append(f"{name}={getattr(self, name)} must not be negative")
         if self.num_samples < 2:
             problems.append(
                 f"num_samples={self.num_samples} must be at least 2: the baseline is the mean of the samples"
@@ -164,25 +172,15 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"rl_ratio={self.rl_ratio} must be positive")
         if self.rl_ratio is not None and "+" in self.method and "brio" not in self.method.split("+"):
             problems.append(f"rl_ratio balances one RL term beside brio's, not those of {self.method}: set rl_weight")
-        if self.rl_weight < 0:
-            problems.append(f"rl_weight={self.rl_weight} must not be negative")
         problems += self._variant_problems()
-        for name in ("ranking_weight", "ranking_margin", "critic_weight", "length_alpha", "gold_horizon"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name}={getattr(self, name)} must not be negative")
-        for name in ("gold_floor", "gold_discount"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
         problems += self._speed_problems()
-        if self.learning_rate < 0:
-            problems.append(f"learning_rate={self.learning_rate} must not be negative")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                problems.append(f"{name}={getattr(self, name)} must lie in [0, 1)")
         if self.per_device_train_batch_size < 1 or self.per_device_eval_batch_size < 1:
             problems.append("per_device_train_batch_size and per_device_eval_batch_size must be at least 1")
         if self.gradient_accumulation_steps < 1:
             problems.append(f"gradient_accumulation_steps={self.gradient_accumulation_steps} must be at least 1")
-        for name in ("seed", "dataloader_num_workers"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name}={getattr(self, name)} must not be negative")
         if self.early_stopping_patience is not None:
             if self.early_stopping_patience < 1:
                 problems.append(f"early_stopping_patience={self.early_stopping_patience} must be at least 1")
@@ -212,8 +210,6 @@ class SemiOfflineConfig(TrainingArguments):
         problems = []
         if self.pad_to_multiple_of < 1:
             problems.append(f"pad_to_multiple_of={self.pad_to_multiple_of} must be at least 1")
-        if self.reward_workers is not None and self.reward_workers < 0:
-            problems.append(f"reward_workers={self.reward_workers} must not be negative")
         if self.cuda_graphs and self.gradient_accumulation_steps > 1:
             problems.append(
                 f"cuda_graphs with gradient_accumulation_steps={self.gradient_accumulation_steps}: a graph keeps the "
@@ -225,9 +221,6 @@ class SemiOfflineConfig(TrainingArguments):
 
     def _variant_problems(self) -> list[str]:
         problems = []
-        for name in ("noise_rate", "mask_rate_end"):
-            if getattr(self, name) is not None and not 0.0 <= getattr(self, name) <= 1.0:
-                problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
         if not self.mask_span >= 1.0:
             problems.append(f"mask_span={self.mask_span} must be at least 1, the length of a single token")
         if self.refresh_every < 0:
@@ -256,6 +249,11 @@ class SemiOfflineConfig(TrainingArguments):
         )
 
 
+_SHARES = ["mask_rate", "mask_rate_end", "mle_mask_rate", "mle_mask_share", "noise_rate", "gold_floor", "gold_discount"]
+_SHARES += ["label_smoothing_factor"]
+_NOT_NEGATIVE = ["rl_weight", "ranking_weight", "ranking_margin", "critic_weight", "length_alpha", "gold_horizon"]
+_NOT_NEGATIVE += ["learning_rate", "adam_epsilon", "weight_decay", "max_grad_norm", "warmup_steps", "seed"]
+_NOT_NEGATIVE += ["dataloader_num_workers", "reward_workers"]
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mask_unit": MASK_UNITS,
     "mask_pattern": MASK_PATTERNS,

@@ -14,14 +14,14 @@ class UserError(ValueError):
 
 
 @contextmanager
-def told_in_one_line(*kinds: type[Exception]) -> Iterator[None]:
-    """For calls of a library that raises these where its settings are wrong."""
+def told_in_one_line(*kinds: type[Exception], before: str = "") -> Iterator[None]:
+    """For calls of a library that raises these where its settings are wrong. before: what stands before its words."""
     try:
         yield
     except kinds as error:
         if type(error).__name__ == "OutOfMemoryError":
             raise
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(before + " ".join(str(error).split())) from error
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> str:

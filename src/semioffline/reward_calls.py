@@ -54,17 +54,18 @@ def call_once(
     places: dict[tuple[int, str], int] = {}
     numbers = [places.setdefault(key, len(places)) for key in zip(rows, columns["completions"], strict=True)]
     if len(places) == len(numbers):
-        return check(name, call(name, function, columns, timeout), len(numbers))
+        return check(name, call(name, function, columns, timeout), columns["completions"])
     first: dict[int, int] = {}
     for at, number in enumerate(numbers):
         first.setdefault(number, at)
     distinct = {key: [values[at] for at in first.values()] for key, values in columns.items()}
-    out = check(name, call(name, function, distinct, timeout), len(first))
+    out = check(name, call(name, function, distinct, timeout), distinct["completions"])
     return [out[number] for number in numbers]
 
 
-def check(name: str, out: Any, number: int) -> list[float]:
-    """One finite number, None or NaN for each sample; None and NaN become NaN."""
+def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
+    """One finite number, None or NaN for each sample; None and NaN become NaN. texts: the samples."""
+    number = len(texts)
     if hasattr(out, "tolist"):  # an array or a tensor
         out = out.tolist()
     if not isinstance(out, (list, tuple)):
@@ -75,7 +76,7 @@ def check(name: str, out: Any, number: int) -> list[float]:
         raise RewardError(f"the reward function '{name}' returned {len(out)} values for {number} samples")
     if set(map(type, out)) == {float} and math.isfinite(sum(out)):  # nearly always
         return list(out)
-    values = [_number(name, row, value) for row, value in enumerate(out)]
+    values = [_number(name, at, value, text) for at, (value, text) in enumerate(zip(out, texts, strict=True))]
     missing = sum(map(math.isnan, values)) - sum(value is None for value in out)
     if missing and name not in _WARNED:
         _WARNED.add(name)
@@ -88,14 +89,15 @@ def check(name: str, out: Any, number: int) -> list[float]:
 _WARNED: set[str] = set()
 
 
-def _number(name: str, row: int, value: Any) -> float:
+def _number(name: str, at: int, value: Any, text: str) -> float:
     if value is None:
         value = math.nan
     if not isinstance(value, (int, float)) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (int, float)) or math.isinf(value):
         raise RewardError(
-            f"the reward function '{name}' returned {value!r} for sample {row}: expected a finite number or None"
+            f"the reward function '{name}' returned {value!r} for sample {at}, {text[:80]!r}: "
+            "expected a finite number or None"
         )
     return float(value)
 

@@ -67,7 +67,7 @@ class RewardSet:
         rows: the input that each sample belongs to; what is a function of input and text alone then scores identical
         samples once.
         """
-        number = len(columns["completions"])
+        texts = columns["completions"]
         results: dict[str, list[float]] = {}
         waiting: dict[str, Any] = {}
         for name, function in self.functions.items():
@@ -80,9 +80,9 @@ class RewardSet:
             if inspect.isawaitable(out):
                 waiting[name] = out
             else:
-                results[name] = check(name, out, number)
+                results[name] = check(name, out, texts)
         if waiting:
-            results |= {name: check(name, out, number) for name, out in _await_all(waiting).items()}
+            results |= {name: check(name, out, texts) for name, out in _await_all(waiting).items()}
         return {name: results[name] for name in self.functions if name in results}
 
 

@@ -19,6 +19,8 @@ class RunLog(TrainerCallback):
     def __init__(self) -> None:
         self.started = 0.0
         self.total = 0.0
+        self.before = 0.0
+        """Seconds of the steps that were made before a resume."""
         self.seconds: list[float] = []
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -26,6 +28,8 @@ class RunLog(TrainerCallback):
         if state.is_world_process_zero and path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
             path.write_text("".join(line + "\n" for line in kept) if state.global_step else "")
+            self.before = json.loads(kept[-1]).get("time/train", 0.0) if state.global_step and kept else 0.0
+            self.total = self.before
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.started = time.perf_counter()

@@ -78,6 +78,8 @@ def labelled_folders(words: list[str]) -> dict[str, Path]:
         label, _, folder = word.partition("=")
         if not label or not folder:
             raise UserError(f"--beside {word} must be LABEL=FOLDER")
+        if label in found:
+            raise UserError(f"--beside {word}: another folder has the label {label}")
         if not (Path(folder) / "comparison.json").is_file():
             raise UserError(f"--beside {word}: a finished comparison has a comparison.json")
         found[label] = Path(folder)
@@ -94,9 +96,11 @@ def _beside(folder: Path, label: str) -> tuple[dict[str, Any], dict[str, list[di
                 for seed in result["seeds"]
             ]
             for method, result in told["methods"].items()
+            if method.rpartition("@")[2] not in told.get("beside", {})  # theirs stand beside, too
         }
-    except (OSError, ValueError) as error:
-        raise UserError(f"--beside {label}={folder}: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"--beside {label}={folder} cannot be read as a comparison: {what}") from error
     return told, runs
 
 

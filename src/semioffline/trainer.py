@@ -82,7 +82,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if eval_dataset is None and args.eval_strategy != "no":
             raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
-        self._epochs = Epochs()
+        self._epochs, self.run_log = Epochs(), RunLog()
         train_dataset = self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates)
         eval_dataset = self.prepare(eval_dataset, args)
         with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
@@ -93,7 +93,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=self.policy.tokenizer,
-                callbacks=[*(callbacks or []), *_callbacks(args), self._epochs],
+                callbacks=[*(callbacks or []), self.run_log, *_callbacks(args), self._epochs],
                 optimizers=optimizers,
             )
         if self.method.needs_reward and reward_funcs is None:
@@ -383,7 +383,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
 
 
 def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:
-    callbacks: list[TrainerCallback] = [RunLog()]
+    callbacks: list[TrainerCallback] = []
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     return callbacks

@@ -363,6 +363,7 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
     assert made["about"]["command"].endswith("--beside longer=runs/other")
     shown = table.about(made)
     assert f"`{theirs['about']['command']}` (@longer)" in shown
+    assert "--model runs/first/start/model" in shown
     assert str(tmp_path) not in shown
 
     def refused(*words: str) -> str:
@@ -372,12 +373,25 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
 
     assert "must be LABEL=FOLDER" in refused(str(other))
     assert "a finished comparison has a comparison.json" in refused(f"longer={tmp_path}")
+    assert "another folder has the label longer" in refused(f"longer={other}", f"longer={other}")
+    third = tmp_path / "third"  # what stands beside `first` does not stand beside this one
+    nested = run(third, "--budget_steps", "3", "--methods", "mft", *start, "--beside", f"two={first}")
+    assert list(nested["methods"]) == ["start", "mft", "mft@two", "mft@own@two"]
     assert "mft@own is a method of this comparison, too" in refused(f"own={other}")
     elsewhere = tmp_path / "elsewhere"
     run(elsewhere, "--budget_steps", "2", "--methods", "mft", "--start_steps", "5")
     assert "does not begin with the same start" in refused(f"another={elsewhere}")
     shutil.rmtree(other / "runs")
     assert "No such file" in refused(f"longer={other}")
+    for content in ("[]", '{"kind": "bench"}', '{"methods": {"mft": {}}}'):
+        (other / "comparison.json").write_text(content)
+        assert "cannot be read as a comparison" in refused(f"longer={other}")
+
+
+def test_a_wrong_folder_beside_is_told_before_anything_is_trained(tmp_path, capsys):
+    assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, "--beside", f"one={tmp_path}"]) == 2
+    assert "a finished comparison has a comparison.json" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_two_methods_are_tested_against_each_other(tmp_path):

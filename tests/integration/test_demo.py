@@ -46,6 +46,21 @@ def test_another_model_and_task_replace_the_defaults(tmp_path):
     assert {"rouge1", "length"} <= results["semi_offline"]["metrics"].keys()
 
 
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--reward", "rogue1"], "Did you mean 'rouge1'?"),
+        (["--num_samples", "1"], "num_samples=1"),
+        (["--batch_size", "0"], "per_device_train_batch_size"),
+        (["--mft_steps", "-5"], "--mft_steps -5"),
+    ],
+)
+def test_wrong_settings_are_told_before_anything_is_trained(flags, part, tmp_path, capsys):
+    assert main(["demo", "--output_dir", str(tmp_path / "run"), *flags]) == 2
+    assert part in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_task_without_a_model_or_a_reward_says_so(tmp_path, capsys):
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     for flags, word in [(["--reward", "rouge"], "--model"), ([], "--reward")]:

@@ -1,6 +1,7 @@
 """A run that was killed at any moment goes on to the same weights, bit for bit, as one that was never interrupted."""
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -160,10 +161,59 @@ def test_resume_without_a_checkpoint_starts(command: Command, finished, tmp_path
 
 
 def test_a_finished_run_is_not_trained_again(command: Command, finished, tmp_path: Path) -> None:
+    """And its result still says what it cost."""
     folder = tmp_path / "run"
     shutil.copytree(finished("bart"), folder)
     assert main(command("bart", folder, "--resume")) == 0
     assert_same_run(folder, finished("bart"))
+    now, before = (json.loads((run / "result.json").read_text()) for run in (folder, finished("bart")))
+    assert now["cost_per_input"]["forward_passes"] == 1
+    assert (now["seconds"], now["cost_per_input"]) == (before["seconds"], before["cost_per_input"])
+
+
+def test_seconds_are_those_of_all_parts(command: Command, finished, tmp_path: Path) -> None:
+    """Here the first part is said to have taken 1,000 seconds."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished("bart"), folder)
+    for path in folder.glob("checkpoint-*"):
+        if path.name != f"checkpoint-{EVERY}":
+            shutil.rmtree(path)
+    lines = [line | {"time/train": line["time/train"] + 1000.0} for line in read_log(folder)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(command("bart", folder, "--resume")) == 0
+    times = [line["time/train"] for line in read_log(folder)]
+    assert times == sorted(times)
+    assert 1000 < times[0] < times[-1] < 1200
+    assert 1000 < json.loads((folder / "result.json").read_text())["seconds"] < 1200
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--mask_rate", "0.3"], "mask_rate: 0.4 before, 0.3 now"),
+        (["--learning_rate", "0.5"], "learning_rate: "),
+        (["--seed", "5"], "seed: "),
+        (["--lora_r", "2"], "lora_r: None before, 2 now"),
+        (["--train_file", "elsewhere.jsonl"], "train_file: "),
+    ],
+)
+def test_another_run_is_not_gone_on_with(flags, told, command: Command, finished, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished("bart"), folder)
+    kept = (folder / "config.yaml").read_text()
+    assert main(command("bart", folder, "--resume", *flags)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "is a run with other settings" in error
+    assert told in error
+    assert (folder / "config.yaml").read_text() == kept
+
+
+def test_settings_that_a_kill_has_emptied_do_not_stop_a_resume(command: Command, finished, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished("bart"), folder)
+    (folder / "config.yaml").write_text("")
+    assert main(command("bart", folder, "--resume", "--logging_steps", "2")) == 0
+    assert "mask_rate: 0.4" in (folder / "config.yaml").read_text()
 
 
 def test_a_folder_that_is_not_empty_is_refused(command: Command, tmp_path: Path, capsys) -> None:

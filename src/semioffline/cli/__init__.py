@@ -17,6 +17,8 @@ COMMANDS = {
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }
+GOES_ON = {"train": "; --resume goes on from the last checkpoint"}
+GOES_ON |= dict.fromkeys(("candidates", "compare"), "; the same command again goes on where it was")
 
 
 def _be_quiet() -> None:
@@ -47,6 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"semioffline: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("semioffline: stopped; --resume goes on from the last checkpoint", file=sys.stderr)
+        print(f"semioffline: stopped{GOES_ON.get(argv[0], '')}", file=sys.stderr)
         return 130
     return 0

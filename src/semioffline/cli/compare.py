@@ -90,7 +90,7 @@ def run(argv: list[str]) -> None:
     defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
     defaults |= {"reward": [task.reward] if task.reward else None}
     data, model, options, args = parse("compare", types, argv, defaults)
-    by_method = _by_method(options, args, _listed(argv))
+    by_method, beside = _by_method(options, args, _listed(argv)), labelled_folders(options.beside)
     device = model.checked_device()
     folder = open_folder(str(args.output_dir), resume=True)
     console = Console()
@@ -124,7 +124,7 @@ def run(argv: list[str]) -> None:
         command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
         about=about("compare", whole),
         made_with={"data": asdict(data)} | {k: getattr(options, k) for k in ("reward", "keep", "evaluations")},
-        beside=labelled_folders(options.beside),
+        beside=beside,
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",

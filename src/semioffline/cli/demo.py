@@ -10,11 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError
 from semioffline.evaluation import write_predictions
+from semioffline.reward_set import RewardSet
+from semioffline.rewards import FAMILIES
 
 
 @dataclass
@@ -49,46 +51,52 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
         raise UserError(f"the task {data.task} has no reward of its own: give --reward")
     if model.model is None and data.task != "ads":
         raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
+    at_least(1, options, "mft_steps", "rl_steps")
+    RewardSet([name for name in reward if name.partition(":")[0] not in FAMILIES])  # others take long to load
+    path = Path(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    stages = [_settings(method, task, options, path, device == "cpu") for method in ("mft", "semi_offline")]
     source = data.source(options.seed)
     rows, dev, test = (task.load(source, split) for split in ("train", "validation", "test"))
     policy = _policy(model, options.seed)
-    folder = open_folder(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = open_folder(path)
     write_settings(folder, data, model, options)
 
     results: dict[str, Any] = {}
-    stages = {
-        "mft": (options.mft_steps, options.mft_learning_rate),
-        "semi_offline": (options.rl_steps, options.rl_learning_rate),
-    }
-    for method, (steps, rate) in stages.items():
-        args = SemiOfflineConfig(
-            **task.settings,
-            output_dir=str(folder / method),
-            method=method,
-            seed=options.seed,
-            max_steps=steps,
-            learning_rate=rate,
-            warmup_steps=min(20, steps),
-            per_device_train_batch_size=options.batch_size,
-            per_device_eval_batch_size=100,
-            rl_weight=options.rl_weight,
-            num_samples=options.num_samples,
-            logging_steps=50,
-            eval_strategy="steps",
-            eval_steps=50,
-            save_strategy="no",
-            eval_metrics=list(task.metrics),
-            report_to="none",
-            use_cpu=device == "cpu",
-        )
-        trainer = SemiOfflineTrainer(policy, reward if method == "semi_offline" else None, args, rows, dev)
-        results[method] = _train(trainer, test, folder / method)
+    for args in stages:
+        trainer = SemiOfflineTrainer(policy, reward if args.method == "semi_offline" else None, args, rows, dev)
+        results[args.method] = _train(trainer, test, folder / args.method)
         write_result(folder, results)
     _print(results, list(task.metrics))
     if data.task == "ads" and reward == ["click_rate"]:
         _print_check(results, test["category"])
     print(f"Run folder: {folder}")
     return results
+
+
+def _settings(method: str, task: Any, options: DemoOptions, folder: Path, on_cpu: bool) -> SemiOfflineConfig:
+    """Of one stage."""
+    first = method == "mft"
+    steps = options.mft_steps if first else options.rl_steps
+    return SemiOfflineConfig(
+        **task.settings,
+        output_dir=str(folder / method),
+        method=method,
+        seed=options.seed,
+        max_steps=steps,
+        learning_rate=options.mft_learning_rate if first else options.rl_learning_rate,
+        warmup_steps=min(20, steps),
+        per_device_train_batch_size=options.batch_size,
+        per_device_eval_batch_size=100,
+        rl_weight=options.rl_weight,
+        num_samples=options.num_samples,
+        logging_steps=50,
+        eval_strategy="steps",
+        eval_steps=50,
+        save_strategy="no",
+        eval_metrics=list(task.metrics),
+        report_to="none",
+        use_cpu=on_cpu,
+    )
 
 
 def _train(trainer: Any, test: Any, folder: Path) -> dict[str, Any]:

@@ -18,8 +18,11 @@ from rich.table import Table
 from semioffline import __version__
 from semioffline.errors import UserError
 
-_FOLDERS = {"--model": "", "--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}
-"""Flags whose folders are shown by their last name, and what stands before it."""
+_SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}
+_SHOWN |= {"--model": "", "--train_file": ""}
+"""Flags whose paths are shown by their last name, and what stands before it."""
+_INSIDE = ("model", "start", "candidates", "candidates.jsonl")
+"""Names inside a run folder: they say nothing without the folder's own."""
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
 
 
@@ -73,10 +76,16 @@ def shown_command(command: str, argv: list[str]) -> str:
     for word in argv:
         flag = word if word.startswith("--") else flag
         label, is_labelled, folder = word.partition("=") if flag == "--beside" else ("", "", word)
-        if flag in _FOLDERS and "/" in folder:
-            word = f"{label}{is_labelled}{_FOLDERS[flag]}{Path(folder).name}"
+        if flag in _SHOWN and "/" in folder:
+            word = f"{label}{is_labelled}{_last_name(Path(folder), _SHOWN[flag])}"
         words.append(f"'{word}'" if any(c in word for c in ' {}*$"') else word)
     return " ".join([*([f"OMP_NUM_THREADS={threads}"] if threads else []), "semioffline", command, *words])
+
+
+def _last_name(path: Path, before: str) -> str:
+    if path.name not in _INSIDE or path.parent.name == "":
+        return before + path.name
+    return f"{_last_name(path.parent, 'runs/')}/{path.name}"
 
 
 def about(command: str, argv: list[str]) -> dict[str, Any]:
@@ -102,12 +111,19 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
 
 def write_settings(folder: Path, *options: Any) -> None:
     """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
+    aside = folder / "config.yaml.part"
+    aside.write_text(yaml.safe_dump(settings_of(*options), sort_keys=True))
+    os.replace(aside, folder / "config.yaml")
+    (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
+
+
+def settings_of(*options: Any) -> dict[str, Any]:
+    """As config.yaml has them."""
     settings: dict[str, Any] = {}
     for option in options:
         values = option.to_dict() if hasattr(option, "to_dict") else dataclasses.asdict(option)
         settings |= {key: value for key, value in values.items() if not key.startswith("_")}
-    (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(settings, default=str)), sort_keys=True))
-    (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
+    return json.loads(json.dumps(settings, default=str))
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import set_seed
+from transformers.trainer_utils import get_last_checkpoint
 
 from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
-from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
+from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
-from semioffline.errors import UserError
+from semioffline.errors import UserError, changes
 from semioffline.evaluation import write_predictions
 from semioffline.methods import check_method, load_method, method_names
 
@@ -54,7 +56,7 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
     types = [DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]
     check_method(method)
     if {"-h", "--help"} & set(argv):
-        parse("train", types, ["--help"])
+        parse("train METHOD", types, ["--help"])
     first_data, first_model = parse("train", types[:2], argv, strict=False)
     task, on_cpu = first_data.load_task(), first_model.checked_device() == "cpu"
     defaults = {**task.settings, "eval_metrics": list(task.metrics), "reward": [task.reward] if task.reward else None}
@@ -67,18 +69,35 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
     return data, model, options, args
 
 
-def _check_same_run(folder: Path, args: SemiOfflineConfig, model: ModelOptions) -> None:
-    """--resume goes on with a run; it must not turn one into another."""
+def _check_same_run(folder: Path, now: dict[str, Any]) -> None:
+    """--resume goes on with a run; it must not turn one into another. How long it is, how it is looked at, and on what
+    it runs may change."""
     path = folder / "config.yaml"
-    if not path.exists():
+    before = yaml.safe_load(path.read_text()) if path.exists() else None
+    kept = get_last_checkpoint(str(folder)) is not None or (folder / "result.json").exists()
+    if not kept or not isinstance(before, dict):  # there is nothing to go on with
         return
-    before = yaml.safe_load(path.read_text())
-    now = {"method": args.method, "model": model.model, "seed": args.seed}
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise UserError(
-                f"--resume: {folder} is a run with {name}={before.get(name)}, not {value}: name another folder"
-            )
+    told = changes(_whole_paths(before), _whole_paths(now), _SAME & before.keys())
+    if told:
+        raise UserError(f"--resume: {folder} is a run with other settings ({told}): name another folder")
+
+
+def _whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
+    return settings | {
+        name: str(Path(settings[name]).resolve())
+        for name in ("model", "data_dir", "train_file")
+        if settings.get(name) and Path(settings[name]).exists()
+    }
+
+
+_FREE = {"resume", "eval_limit", "validation_file", "test_file", "eval_metrics", "num_beams", "length_penalty"}
+_FREE |= {"no_repeat_ngram_size", "min_new_tokens", "early_stopping_patience", "log_completions", "disable_tqdm"}
+_FREE |= {"num_completions_to_print", "logging_nan_inf_filter", "logging_steps", "remove_unused_columns"}
+_FREE |= {"ddp_find_unused_parameters", "reward_timeout", "overlap_rewards", "reward_workers", "share_prompt"}
+_FREE |= {"pad_to_multiple_of", "cuda_graphs"}
+_SAME = {"model", "seed", "learning_rate", *SemiOfflineConfig.__annotations__}
+_SAME = (_SAME | {field.name for kind in (DataOptions, TrainOptions) for field in fields(kind)}) - _FREE
+"""What makes a run the one that it is."""
 
 
 def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: SemiOfflineConfig, folder: Path) -> dict:
@@ -86,7 +105,7 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: S
     from semioffline.trainer import SemiOfflineTrainer
 
     if options.resume:
-        _check_same_run(folder, args, model)
+        _check_same_run(folder, settings_of(data, model, options, args))
     task = data.load_task()
     rows = task.load(data.source(args.seed), "train")
     dev = task.load(data.source(args.seed, data.eval_limit), "validation") if data.has("validation") else None
@@ -103,10 +122,13 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: S
     result: dict[str, Any] = {
         "method": args.method,
         "steps": trainer.state.global_step,
-        "seconds": time.perf_counter() - started,
+        "seconds": time.perf_counter() - started + trainer.run_log.before,
         "cost_per_input": policy.meter.per_input(),
         "truncation": str(trainer.train_dataset.truncation),
     }
+    if options.resume and not policy.meter.counts["inputs"] and (folder / "result.json").exists():  # all was done
+        known = json.loads((folder / "result.json").read_text())
+        result |= {name: known[name] for name in ("seconds", "cost_per_input")}
     trainer.save_model(str(folder / "model"))
     if dev is not None:
         evaluation = trainer.evaluate_outputs(trainer.eval_dataset)

@@ -4,6 +4,7 @@ Whatever is wrong with a file is told with its name and line: rows are never dro
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as short
 from string import Formatter
@@ -71,6 +72,10 @@ def parse_columns(pairs: Iterable[str]) -> dict[str, str]:
         if ours in columns:
             raise UserError(f"column '{ours}' is mapped twice: to '{columns[ours]}' and to '{theirs}'.")
         columns[ours] = theirs
+    for ours in columns.keys() - set(TEXTS):
+        near = get_close_matches(ours, set(TEXTS) - columns.keys(), n=1, cutoff=0.8)
+        if near:  # any other name is a column for the reward
+            raise UserError(f"--columns {ours}={columns[ours]}: did you mean {near[0]}={columns[ours]}?")
     return columns
 
 
