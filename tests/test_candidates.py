@@ -150,12 +150,23 @@ def test_sampling_leaves_the_random_state_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_broken_model_writes_no_candidates(tmp_path: Path) -> None:
-    policy = build_policy()
+@pytest.mark.parametrize("strategy", DECODINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broken_model_writes_no_candidates(kind: str, strategy: str, tmp_path: Path) -> None:
+    """Weights of NaN: beams would go on with any tokens, and sampling would end in an error of torch's."""
+    policy = build_policy(kind)
     with torch.no_grad():
         policy.base.get_output_embeddings().weight.fill_(torch.nan)
-    with pytest.raises(RuntimeError, match="nan"):
-        make(tmp_path, policy=policy)
+    with pytest.raises(UserError, match="weights are not finite"):
+        make(tmp_path, kind, strategy, policy=policy)
+    assert not [*tmp_path.rglob("*.jsonl*")]
+
+
+def test_tokens_that_a_model_rules_out_are_no_fault(tmp_path: Path) -> None:
+    """A logit of -inf is a probability of 0."""
+    policy = build_policy("bart")
+    policy.base.final_logits_bias[:, 10:20] = -torch.inf
+    assert all(row["candidates"] for row in read(make(tmp_path, policy=policy)))
 
 
 # ---- going on ----
@@ -232,6 +243,63 @@ def test_shards_of_another_seed_or_decoding_are_not_mixed(change: dict[str, Any]
         make(tmp_path, settings={}, **change)
 
 
+def test_settings_of_an_attempt_that_made_nothing_are_replaced(tmp_path: Path) -> None:
+    """A reward that raises before the first shard is complete; once there is a part of a shard, others are refused."""
+
+    def broken(completions: list[str], **kwargs: Any) -> list[float]:
+        raise ValueError("not yet")
+
+    with pytest.raises(UserError, match="not yet"):
+        make(tmp_path, reward=broken, settings={"reward": "broken"})
+    assert len(read(make(tmp_path, settings={"reward": "mended"}))) == 10
+    assert json.loads((tmp_path / "settings.json").read_text())["reward"] == "mended"
+
+    other = tmp_path / "other"
+    with pytest.raises(UserError, match="not yet"):
+        make(other, reward=broken, settings={"reward": "broken"})
+    (other / "shards" / "00000-of-00003.jsonl.part").write_text("{")
+    with pytest.raises(UserError, match="reward: broken before, mended now"):
+        make(other, settings={"reward": "mended"})
+
+
+@pytest.mark.parametrize("column", ["prompt", "completion", "references", "category"])
+def test_a_file_that_was_edited_is_refused(column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows as before, one of them with another text, in a shard that is made already: of what candidates are
+    made from, and of what rewards read."""
+    rows = [row | {"references": [row["completion"]]} for row in build_uneven_rows(10).to_list()]
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, rows=Dataset.from_list(rows), policy=Counting(build_policy(), monkeypatch, breaks_at=5).policy)
+    edited = [dict(row) for row in rows]
+    edited[2][column] = ["another"] if column == "references" else "another"
+    for others in (edited, rows[::-1]):
+        with pytest.raises(UserError, match="of other rows: the data has been changed"):
+            make(tmp_path, rows=Dataset.from_list(others))
+    assert len(read(make(tmp_path, rows=Dataset.from_list(rows)))) == 10
+
+
+def test_a_folder_without_a_digest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of an earlier version: nobody knows what its rows said, and nothing is claimed of them."""
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, policy=Counting(build_policy(), monkeypatch, breaks_at=5).policy)
+    path = tmp_path / "settings.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("digest")
+    path.write_text(json.dumps(settings))
+    assert len(read(make(tmp_path))) == 10
+    assert json.loads(path.read_text()) == settings
+
+
+def test_columns_that_are_no_text_do_not_stop_a_resumption(tmp_path: Path) -> None:
+    """An object prints its place in memory, which is another one in the next process."""
+    policy, rows = build_policy(), build_uneven_rows(4)
+    pictures = [[object() for _ in rows] for _ in range(2)]
+    for attempt in pictures:
+        examples = Examples(rows, policy, 24, 28, progress=False)
+        for example, picture in zip(examples.examples, attempt, strict=True):
+            example.columns["picture"] = picture
+        write_candidates(policy, examples, rows, DECODINGS["sampling"], RewardSet("click_rate"), tmp_path, {})
+
+
 # ---- the command ----
 
 
@@ -248,6 +316,15 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Any:
     flags += ["--num_candidates", 3, "--max_completion_length", 8, "--batch_size", 2, "--shard_size", 2]
     flags += ["--reward", f"{folder}/slow.py:slow"]
     return lambda output, *more: ["candidates", *map(str, [*flags, "--output_dir", output, *more])]
+
+
+def one_line(capsys: pytest.CaptureFixture) -> str:
+    """The last line that a refused command prints. There is no traceback before it."""
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    last = told.strip().splitlines()[-1]
+    assert last.startswith("semioffline: error:")
+    return last
 
 
 @pytest.mark.slow
@@ -278,10 +355,63 @@ def test_the_command_refuses_other_settings(command: Any, tmp_path: Path, capsys
     assert main(command(tmp_path, "--limit", "4")) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert main(command(tmp_path, "--limit", "4", "--top_p", "0.5")) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("semioffline: error:")
-    assert "top_p: 0.95 before, 0.5 now" in last
+    assert "top_p: 0.95 before, 0.5 now" in one_line(capsys)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_the_command_goes_on_with_a_mended_reward(command: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The first attempt stops in its first batch: it leaves no candidates, and nothing to refuse others for."""
+    (tmp_path / "rewards.py").write_text(
+        "def broken(completions, **columns):\n    raise KeyError('price')\n\n\n"
+        "def mended(completions, **columns):\n    return [float(len(text)) for text in completions]\n"
+    )
+    folder = tmp_path / "out"
+    assert main(command(folder, "--limit", "4", "--reward", f"{tmp_path}/rewards.py:broken")) == 2
+    assert "raised KeyError" in one_line(capsys)
+    assert main(command(folder, "--limit", "4", "--reward", f"{tmp_path}/rewards.py:mended")) == 0
+    assert len(read(folder / OUTPUT)) == 4
+
+
+def test_the_command_refuses_a_file_that_was_edited(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The name of the file is the same, and so is the number of its rows."""
+    rows, file = build_rows(4).to_list(), tmp_path / "train.jsonl"
+    flags = ["--task", "files", "--train_file", file]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(command(tmp_path / "out", *flags)) == 0
+    rows[1]["completion"] += " indeed"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(command(tmp_path / "out", *flags)) == 2
+    assert "of other rows: the data has been changed" in one_line(capsys)
+
+
+@pytest.mark.parametrize("strategy", DECODINGS)
+def test_the_command_refuses_a_broken_model(
+    command: Any, strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    model = build_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    model.save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    assert main(command(tmp_path / "out", "--model", tmp_path / "model", "--strategy", strategy)) == 2
+    assert "the model's weights are not finite" in one_line(capsys)
+    assert not (tmp_path / "out" / OUTPUT).exists()
+
+
+def test_one_candidate_has_no_diverse_beams(command: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The default strategy with one candidate: the message names what was given and what to change."""
+    one = ["--num_candidates", "1", "--limit", "2"]
+    assert main(command(tmp_path, *one, "--strategy", "diverse_beam")) == 2
+    told = one_line(capsys)
+    assert "--num_candidates 1 must be at least 2 for --strategy diverse_beam" in told
+    assert "--strategy sampling or beam" in told
+    assert "num_beam_groups" not in told
+    for strategy in ("sampling", "beam"):
+        assert main(command(tmp_path / strategy, *one, "--strategy", strategy)) == 0
+        assert all(len(row["candidates"]) <= 1 for row in read(tmp_path / strategy / OUTPUT))
 
 
 # ---- choosing the static target ----

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, PeftModel
+from peft import AutoPeftModelForCausalLM, AutoPeftModelForSeq2SeqLM, LoraConfig, PeftModel
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -592,9 +592,9 @@ def embedded(policy):
         return policy.base.get_decoder().get_input_embeddings()(torch.arange(len(policy.allowed)))
 
 
-def lora_policy(tiny_model, tiny_tokenizer, folder, kind, mask):
-    """A base model in a folder, as from the hub, and a policy with an adapter on it."""
-    tokenizer = tiny_tokenizer(kind, mask=mask)
+def lora_policy(tiny_model, tiny_tokenizer, folder, kind, mask, words=()):
+    """A base model in a folder, as from the hub, and a policy with an adapter on it. words: more of them."""
+    tokenizer = tiny_tokenizer(kind, mask=mask, extra=words)
     tiny_model(kind, len(tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Policy.load(str(folder), peft_config=LoraConfig(target_modules="all-linear", r=4))
@@ -664,11 +664,45 @@ def test_a_saved_adapter_loads_without_this_library(tiny_model, tiny_tokenizer, 
     train_a_step(policy, batch)
     policy.save(tmp_path / "adapter")
     auto = AutoModelForSeq2SeqLM if policy.is_encoder_decoder else AutoModelForCausalLM
-    plain = PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base"), tmp_path / "adapter").eval()
+    plain = PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    predicts_alike(plain, policy)
+
+
+def predicts_alike(plain, policy):
+    """An adapter that was loaded without this library, against the policy that saved it."""
     source, ids = torch.tensor([8, 9, 10]), torch.tensor([20, policy.mask_id, 22, 2])
     with torch.no_grad():
-        found, own = (bare_logits(m.get_base_model(), source, ids) for m in (plain, policy.eval().model))
+        found, own = (bare_logits(m.get_base_model(), source, ids) for m in (plain.eval(), policy.eval().model))
     torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5_tied", "llama", "llama_tied", "gpt2"])
+def test_an_adapter_with_a_new_mask_token_loads_without_this_library(
+    tiny_model, tiny_tokenizer, tiny_batch, tmp_path, kind
+):
+    """The base's table lacks the row of a mask token that was added: AutoPeftModelFor... makes it as large as the
+    tokenizer that lies beside the adapter, and the adapter brings its rows."""
+    policy = lora_policy(tiny_model, tiny_tokenizer, tmp_path / "base", kind, mask=False)
+    assert policy.mask_id == len(AutoTokenizer.from_pretrained(tmp_path / "base"))
+    train_a_step(policy, tiny_batch(policy))
+    policy.save(tmp_path / "adapter")
+    auto = AutoPeftModelForSeq2SeqLM if policy.is_encoder_decoder else AutoPeftModelForCausalLM
+    predicts_alike(auto.from_pretrained(tmp_path / "adapter"), policy)
+
+
+@pytest.mark.parametrize("kind", ["bart", "llama", "llama_tied"])
+def test_an_adapter_on_a_full_table_of_round_size_loads_without_this_library(
+    tiny_model, tiny_tokenizer, tiny_batch, tmp_path, kind
+):
+    """192 = 3 * 64 tokens and no row to spare, as in SmolLM2 and Llama 3: the table gets one row, not
+    64 as without an adapter, because AutoPeftModelFor... makes it as large as the tokenizer."""
+    policy = lora_policy(tiny_model, tiny_tokenizer, tmp_path / "base", kind, mask=False, words=("more",))
+    assert (policy.mask_id, len(policy.allowed)) == (192, 193)
+    train_a_step(policy, tiny_batch(policy))
+    policy.save(tmp_path / "adapter")
+    auto = AutoPeftModelForSeq2SeqLM if policy.is_encoder_decoder else AutoPeftModelForCausalLM
+    predicts_alike(auto.from_pretrained(tmp_path / "adapter"), policy)
+    predicts_alike(Policy.load(str(tmp_path / "adapter")).model, policy)
 
 
 def test_an_adapter_whose_mask_row_is_frozen_is_warned_of(tiny_model, tiny_tokenizer, caplog):

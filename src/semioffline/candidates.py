@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -25,6 +26,9 @@ from semioffline.sampling import text_uniforms
 from semioffline.types import Batch, Text
 
 OUTPUT = "candidates.jsonl"
+DIGEST = "digest"
+"""The name under which the settings hold the digest of the rows."""
+NOT_FINITE = "the model's weights are not finite: was its training stable?"
 
 
 def write_candidates(
@@ -45,17 +49,21 @@ def write_candidates(
 
     The work is cut into shards. A shard is written aside and renamed when it is complete, so a run that was killed goes
     on with the first missing shard. Draws are keyed by the example: a shard comes out the same whether or not the run
-    was interrupted. `settings` says what the shards were made with; others are refused. Only the batch size may change,
-    for one that was too large.
+    was interrupted. `settings` says what the shards were made with, and a digest of what the rows say is noted beside
+    them; others are refused once there is a shard. Only the batch size may change, for one that was too large.
     """
     folder = Path(folder)
     shards = folder / "shards"
     shards.mkdir(parents=True, exist_ok=True)
     own = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed, "shard_size": shard_size}
-    check_settings(folder / "settings.json", settings | own, "candidates")
+    own[DIGEST] = _digest(examples)
+    begun = any(shards.iterdir()) or (folder / OUTPUT).exists()  # else nothing was made with what is noted there
+    check_settings(folder / "settings.json", settings | own, "candidates", begun)
     number = math.ceil(len(examples) / shard_size)
     paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
     missing = [n for n in range(number) if not paths[n].exists()]
+    if missing:
+        _check_weights(policy)
     for n in tqdm(missing, desc="candidates", initial=number - len(missing), total=number, unit="shard"):
         chosen = list(range(n * shard_size, min((n + 1) * shard_size, len(examples))))
         made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed)
@@ -96,13 +104,37 @@ def _make(
     return made
 
 
-def check_settings(path: Path, settings: dict[str, Any], what: str) -> None:
-    """Refuse a folder that holds what was made with other settings than these; note them in a new one."""
-    if path.exists():
+def _check_weights(policy: Policy) -> None:
+    """Of weights that are not finite, beams would take any tokens for the best, and to draw from such predictions is an
+    error within `generate`. (-inf is a token that is ruled out.)"""
+    if not torch.stack([(weight < torch.inf).all() for weight in policy.parameters()]).all():
+        raise UserError(NOT_FINITE)
+
+
+def _digest(examples: Examples) -> str:
+    """Of what the rows say, in their order: all that candidates and their rewards are made from. Of a value that is
+    neither text nor number its type alone counts, because how it prints may change from one process to the next."""
+    encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode
+    digest = hashlib.blake2b(digest_size=16)
+    for example in examples.examples:
+        digest.update(encode([[name, example.columns[name]] for name in sorted(example.columns)]).encode())
+    return digest.hexdigest()
+
+
+def check_settings(path: Path, settings: dict[str, Any], what: str, begun: bool = True) -> None:
+    """Refuse a folder that holds what was made with other settings than these; note them in a new one, and in one where
+    nothing was made yet (begun=False), whatever an attempt that failed has noted there."""
+    if path.exists() and begun:
         before = json.loads(path.read_text())
-        told = changes(before, settings, settings.keys() | before.keys())
+        told = changes(before, settings, (settings.keys() | before.keys()) - {DIGEST})
         if told:
             raise UserError(f"{path.parent} holds {what} made with other settings ({told}): use another --output_dir")
+        known = DIGEST in before and DIGEST in settings  # folders of earlier versions do not say
+        if known and before[DIGEST] != settings[DIGEST]:
+            raise UserError(
+                f"{path.parent} holds {what} of other rows: the data has been changed since (its prompts, completions, "
+                "references or other columns): use another --output_dir"
+            )
         return
     _write_aside(path, json.dumps(settings, indent=1))
 

@@ -71,15 +71,16 @@ def _reads_both_ways(config: Any) -> bool:
     )
 
 
-def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The tokenizer's own mask token, or a new one whose embedding is that of a T5 sentinel or the mean embedding."""
+def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase, adapted: bool = False) -> int:
+    """The tokenizer's own mask token, or a new one whose embedding is that of a T5 sentinel or the mean embedding.
+    adapted: the model gets an adapter, and peft, loading that, makes the table exactly as large as the tokenizer."""
     new = tokenizer.mask_token_id is None
     if new:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     mask_id = tokenizer.mask_token_id
     rows_before = model.get_input_embeddings().weight.shape[0]
     if mask_id >= rows_before:
-        _grow(model, len(tokenizer), multiple=64 if rows_before % 64 == 0 else 1)
+        _grow(model, len(tokenizer), multiple=64 if rows_before % 64 == 0 and not adapted else 1)
     if new:
         sentinel = tokenizer.get_vocab().get("<extra_id_0>")
         with torch.no_grad():
@@ -133,7 +134,7 @@ def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any
     base_name = PeftConfig.from_pretrained(name).base_model_name_or_path
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
     base = _load_base(base_name, dtype)
-    add_mask_token(base, tokenizer)
+    add_mask_token(base, tokenizer, adapted=True)
     return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer
 
 

@@ -72,7 +72,7 @@ class Policy(Codec, Generator, nn.Module):
         check_tokenizer(tokenizer)
         base = model.get_base_model() if is_peft(model) else model
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
-        self.mask_id = add_mask_token(base, tokenizer)
+        self.mask_id = add_mask_token(base, tokenizer, peft_config is not None or is_peft(model))
         self.model = add_adapter(model, peft_config, self.mask_id) if peft_config is not None else model
         if is_peft(self.model) and not mask_row_trains(self.base):
             logger.warning("the mask token's embedding is frozen: add it to the adapter's trainable_token_indices")
@@ -124,7 +124,13 @@ class Policy(Codec, Generator, nn.Module):
         return cls(model, tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path), **kwargs)
 
     def save(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write a checkpoint that loads with plain AutoModelFor.../PeftModel, without this library."""
+        """Write a checkpoint that loads without this library: a full model with AutoModelFor..., an adapter with
+        peft's AutoPeftModelForCausalLM.from_pretrained(folder) or AutoPeftModelForSeq2SeqLM.
+
+        These give the base the row of a mask token that had to be added; PeftModel.from_pretrained(base, folder) does
+        not, and fails unless the base has it. Transformers ties a T5's own head when it resizes: where such a table had
+        to grow (those of T5 1.1 and Flan-T5 have room), Policy.load alone loads the adapter as it was.
+        """
         if state_dict is not None:
             state_dict = {k.removeprefix("model."): v for k, v in state_dict.items() if k.startswith("model.")}
         self.model.save_pretrained(folder, state_dict=state_dict)

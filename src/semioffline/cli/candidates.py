@@ -52,6 +52,11 @@ class CandidateOptions:
         if self.strategy == "beam":
             return Decoding(**shared)
         if self.strategy == "diverse_beam":
+            if self.num_candidates == 1:
+                raise UserError(
+                    "--num_candidates 1 must be at least 2 for --strategy diverse_beam: "
+                    "for one candidate, use --strategy sampling or beam"
+                )
             groups = self.num_beam_groups or self.num_candidates
             return Decoding(num_beam_groups=groups, diversity_penalty=self.diversity_penalty, **shared)
         raise unknown("strategy", self.strategy, STRATEGIES)

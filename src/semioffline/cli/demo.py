@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +39,8 @@ def run(argv: list[str]) -> None:
     data, model, options = parse("demo", types, argv, {"task": "ads"})
     if data.task == "ads" and not options.reward:
         print("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
+    if model.model is None:  # its threads would wait for each other, for minutes where the cores have other work, too
+        torch.set_num_threads(1)
     demo(data, model, options)
 
 
