@@ -362,7 +362,13 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        done = super().train(resume_from_checkpoint, *args, **kwargs)
+        whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled  # else each process has a part
+        if whole and not self.policy.is_finite():  # no loss was computed with what the last step has made
+            raise NonFiniteLoss(
+                f"the weights are not finite after step {self.state.global_step}: lower the learning rate or rl_weight"
+            )
+        return done
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.toy import KINDS, build_rows, save_model, train
+import torch
+from tests.integration.toy import KINDS, build_rows, build_trainer, save_model, train
 
 from semioffline import SemiOfflineTrainer
 from semioffline.cli import main
@@ -61,6 +62,14 @@ def test_batches_by_length_see_every_row_once(tmp_path: Path) -> None:
 def test_a_huge_learning_rate_is_told_as_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"at step \d+ \(rows"):
         train(tmp_path, reward=reward, max_steps=4, learning_rate=1e30, max_grad_norm=1e30, warmup_steps=0)
+
+
+def test_weights_that_the_last_step_has_broken_are_told(tmp_path: Path) -> None:
+    """No loss is computed after it."""
+    trainer = build_trainer(tmp_path, reward=reward, max_steps=1)
+    next(trainer.policy.parameters()).register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
+    with pytest.raises(UserError, match="the weights are not finite after step 1"):
+        trainer.train()
 
 
 def test_an_async_reward_may_keep_things_between_steps(tmp_path: Path) -> None:
