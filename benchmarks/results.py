@@ -101,18 +101,6 @@ LONGEST = {"semi_offline": BEYOND["standardised"] | {"eos_after": 4, "draw_end":
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
-SHORT: dict[str, dict[str, Any]] = {
-    "semi_offline": {"rl_ratio": 1, "seeds": [0, 1, 2]},
-    "semi_offline@512-samples": {"num_samples": 512},
-    "semi_offline@ratio-3": {"rl_ratio": 3},
-    "semi_offline@standardised": {"scale_rewards": True},
-    "mft": {"seeds": [0, 1, 2]},
-    "brio": {"ranking_weight": 0.3, "seeds": [0, 1, 2]},
-    "brio@weight-0.1": {"ranking_weight": 0.1, "seeds": [0]},
-    "brio+semi_offline": {"ranking_weight": 0.3, "rl_weight": 1, "seeds": [0, 1, 2]},
-}
-"""Where the best look comes early: a learning rate that falls to 0 soon after it. BRIO with a ranking loss that leaves
-the MLE loss its say."""
 SMOLLM2 = ("compare-samsum-smollm2", "samsum-smollm2", "samsum")
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start it has, and whose candidates, if it makes none), data, runs at
@@ -134,7 +122,6 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-flan-t5-steps": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, equal_steps({})),
     "e2e-weights": ("compare-e2e", "e2e-flan-t5", "e2e", 5, tune(5e-5)),
     "e2e-balanced": ("compare-e2e", "e2e-flan-t5", "e2e", 5, variants(BALANCED)),
-    "e2e-short": ("compare-e2e", "e2e-flan-t5", "e2e", 3, methods(list(SHORT), SHORT, 145, 4)),
     "samsum-smollm2-weights": (*SMOLLM2, 4, tune(2e-5)),
     "samsum-flan-t5-variants": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 5, beyond(5e-5)),
     "samsum-smollm2-variants": (*SMOLLM2, 4, beyond(2e-5)),
