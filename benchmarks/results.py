@@ -133,7 +133,8 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
 BESIDE = {"samsum-smollm2": ["longest", "longest-likely"]}
-"""Comparisons from the same start, NAME-SUFFIX, whose runs stand in the table of NAME."""
+"""Comparisons from the same start, NAME-SUFFIX, whose runs stand in the table of NAME; docs/results has such a table as
+NAME-SUFFIX.json, with the first suffix."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
 PARTS = ("start", "timing", "runs", "table")
@@ -203,7 +204,7 @@ def main() -> None:
         folders = {suffix: args.out / f"{name}-{suffix}" for suffix in BESIDE[name]}
         done = [f"{suffix}={folder}" for suffix, folder in folders.items() if (folder / "comparison.json").exists()]
         if name in args.names and done:
-            subprocess.run([*command(args, name, "table"), "--beside", *done], stdout=subprocess.DEVNULL, check=True)
+            subprocess.run([*command(args, name, "table"), "--beside", *done], stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

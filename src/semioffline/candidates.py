@@ -67,9 +67,9 @@ def write_candidates(
         chosen = list(range(n * shard_size, min((n + 1) * shard_size, len(examples))))
         made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed)
         lines = [json.dumps(rows[i] | made[i], ensure_ascii=False, default=str) + "\n" for i in chosen]
-        _write_aside(paths[n], "".join(lines))
+        write_aside(paths[n], "".join(lines))
     if missing or not (folder / OUTPUT).exists():  # else others may be reading it
-        _write_aside(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
+        write_aside(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
     return folder / OUTPUT
 
 
@@ -128,10 +128,11 @@ def check_settings(path: Path, settings: dict[str, Any], what: str, begun: bool 
                 "references or other columns): use another --output_dir"
             )
         return
-    _write_aside(path, json.dumps(settings, indent=1))
+    write_aside(path, json.dumps(settings, indent=1))
 
 
-def _write_aside(path: Path, text: str) -> None:
+def write_aside(path: Path, text: str) -> None:
+    """Complete or not at all, also where the process is killed."""
     aside = path.with_name(path.name + ".part")
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, path)

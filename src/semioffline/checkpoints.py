@@ -10,12 +10,15 @@ from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
+from semioffline.errors import UserError
+
 STAGING = "incomplete-checkpoint"
 
 
 class SafeCheckpoints(Trainer):
     """Writes checkpoints aside and renames them; goes on from the last one."""
 
+    policy: Any
     _staging: str | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -23,13 +26,23 @@ class SafeCheckpoints(Trainer):
         if resume_from_checkpoint is True:
             folder = str(self.args.output_dir)
             resume_from_checkpoint = get_last_checkpoint(folder) if os.path.isdir(folder) else None
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        done = super().train(resume_from_checkpoint, *args, **kwargs)
+        self._check_weights()
+        return done
+
+    def _check_weights(self) -> None:
+        """What the last step has made, and nothing was computed with yet."""
+        whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled  # else each process has a part
+        if whole and not self.policy.is_finite():
+            step = self.state.global_step
+            raise UserError(f"the weights are not finite after step {step}: lower the learning rate or rl_weight")
 
     def _get_output_dir(self, trial: Any) -> str:
         return self._staging or super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint aside and rename it, so that a kill while saving leaves the last complete one."""
+        self._check_weights()
         folder = super()._get_output_dir(trial)
         staging = os.path.join(folder, STAGING)
         if self.args.should_save:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from semioffline.candidates import write_aside
 from semioffline.config import SemiOfflineConfig
 from semioffline.cost import peak_memory
 from semioffline.errors import UserError, changes
@@ -193,9 +193,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
         "curve": curve,
         "about": plan.about,
     }
-    aside = folder / "result.json.part"
-    aside.write_text(json.dumps(result))
-    os.replace(aside, folder / "result.json")
+    write_aside(folder / "result.json", json.dumps(result))
     del trainer, looks
     _free()
 

@@ -136,6 +136,10 @@ class SemiOfflineConfig(TrainingArguments):
             super().__post_init__()
         self._try_scheduler()
 
+    @property
+    def shows_bars(self) -> bool:
+        return not self.disable_tqdm and self.local_process_index == 0
+
     def _try_scheduler(self) -> None:
         """What a schedule does not take is told now, not after everything has been loaded."""
         kind, own = SchedulerType(self.lr_scheduler_type), cast(Any, self.lr_scheduler_kwargs)

@@ -139,8 +139,8 @@ class Policy(Codec, Generator, nn.Module):
     # ---- what the trainer asks of a model ----
 
     def is_finite(self) -> bool:
-        """Whether no weight is NaN or infinite. (-inf is a token that is ruled out.)"""
-        return all(bool((weight < torch.inf).all()) for weight in self.parameters())
+        """Whether no weight is NaN or infinite."""
+        return all(bool(torch.isfinite(weight).all()) for weight in self.parameters())
 
     @property
     def config(self) -> Any:

@@ -98,16 +98,21 @@ def _beside(folder: Path, label: str) -> tuple[dict[str, Any], dict[str, list[di
             for method, result in told["methods"].items()
             if method.rpartition("@")[2] not in told.get("beside", {})  # theirs stand beside, too
         }
+        missing = ", ".join(told.get("missing", []))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"--beside {label}={folder} cannot be read as a comparison: {what}") from error
+    if missing:
+        raise UserError(f"--beside {label}={folder} is not finished: {missing} (method:seed)")
     return told, runs
 
 
 def _check_beside(label: str, others: Any, results: dict[str, list[dict[str, Any]]]) -> None:
     """The other runs must begin with the same start, tested alike. Its own row is not needed twice."""
     start, own = others.pop(f"start@{label}", None), results.get("start")
-    if start is None or own is None or start[0]["values"] != own[0]["values"]:
+    if own is None:
+        raise UserError(f"--beside {label}: the start of this comparison must be tested first (--only start:SEED)")
+    if start is None or start[0]["values"] != own[0]["values"]:
         raise UserError(f"--beside {label}: it does not begin with the same start, or tests it in another way")
     taken = sorted(others.keys() & results.keys())
     if taken:

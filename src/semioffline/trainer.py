@@ -175,7 +175,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             *self.limits,
             args.truncation_side,
             static_target,
-            not args.disable_tqdm,
+            args.shows_bars,
             with_candidates,
         )
 
@@ -347,7 +347,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         part = slice(rank, None, world)
         with self.policy.meter.paused(), self.accelerator.autocast():
             ids = generate_ids(
-                self.policy, examples, decoding, self.args.per_device_eval_batch_size, not self.args.disable_tqdm, part
+                self.policy, examples, decoding, self.args.per_device_eval_batch_size, self.args.shows_bars, part
             )
         if world > 1:
             shares = gather_object([ids])
@@ -362,13 +362,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
-        done = super().train(resume_from_checkpoint, *args, **kwargs)
-        whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled  # else each process has a part
-        if whole and not self.policy.is_finite():  # no loss was computed with what the last step has made
-            raise NonFiniteLoss(
-                f"the weights are not finite after step {self.state.global_step}: lower the learning rate or rl_weight"
-            )
-        return done
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""

@@ -66,10 +66,11 @@ def test_a_huge_learning_rate_is_told_as_a_loss_that_is_not_finite(tmp_path: Pat
 
 def test_weights_that_the_last_step_has_broken_are_told(tmp_path: Path) -> None:
     """No loss is computed after it."""
-    trainer = build_trainer(tmp_path, reward=reward, max_steps=1)
+    trainer = build_trainer(tmp_path, reward=reward, max_steps=1, save_strategy="steps", save_steps=1)
     next(trainer.policy.parameters()).register_hook(lambda gradient: torch.full_like(gradient, torch.nan))
     with pytest.raises(UserError, match="the weights are not finite after step 1"):
         trainer.train()
+    assert not list(tmp_path.glob("checkpoint-*"))
 
 
 def test_an_async_reward_may_keep_things_between_steps(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from toy import build_rows, save_model
 from semioffline.bench.measure import METHODS, Clock, add_ratios
 from semioffline.bench.models import MODELS, SHAPES, Texts, build_policy, build_tokenizer, words
 from semioffline.cli import main
+from semioffline.cli.run_folder import shown_command
 from semioffline.data import Examples
 from semioffline.errors import UserError
 from semioffline.report import claims, page, samples
@@ -59,6 +60,13 @@ def test_the_command_says_what_makes_a_difference(
     command = bench(tmp_path / "mine", "--methods", "ft", "--models", "llama-tiny")["about"]["command"]
     assert command.startswith("OMP_NUM_THREADS=2 semioffline bench " if threads else "semioffline bench ")
     assert command.endswith("--output_dir runs/mine --methods ft --models llama-tiny")
+
+
+def test_a_command_is_shown_without_the_folders_of_a_machine():
+    words = ["--output_dir=/home/me/x", "--reward", "/home/me/r.py:f", "rouge", "--train_file", "/home/me/t.jsonl"]
+    shown = shown_command("train", [*words, "--model", "/home/me/out/first/start/model"])
+    wanted = "--output_dir runs/x --reward r.py:f rouge --train_file t.jsonl --model runs/first/start/model"
+    assert shown.endswith(f"semioffline train {wanted}")
 
 
 def test_a_case_that_fails_does_not_cost_the_others(tmp_path: Path) -> None:

@@ -378,6 +378,10 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
     nested = run(third, "--budget_steps", "3", "--methods", "mft", *start, "--beside", f"two={first}")
     assert list(nested["methods"]) == ["start", "mft", "mft@two", "mft@own@two"]
     assert "mft@own is a method of this comparison, too" in refused(f"own={other}")
+    whole = (other / "comparison.json").read_text()
+    (other / "comparison.json").write_text(json.dumps(json.loads(whole) | {"missing": ["ft:1"]}))
+    assert "is not finished: ft:1" in refused(f"longer={other}")
+    (other / "comparison.json").write_text(whole)
     elsewhere = tmp_path / "elsewhere"
     run(elsewhere, "--budget_steps", "2", "--methods", "mft", "--start_steps", "5")
     assert "does not begin with the same start" in refused(f"another={elsewhere}")

@@ -194,6 +194,7 @@ def test_seconds_are_those_of_all_parts(command: Command, finished, tmp_path: Pa
         (["--learning_rate", "0.5"], "learning_rate: "),
         (["--seed", "5"], "seed: "),
         (["--lora_r", "2"], "lora_r: None before, 2 now"),
+        (["--lr_scheduler_type", "cosine"], "lr_scheduler_type: linear before, cosine now"),
         (["--train_file", "elsewhere.jsonl"], "train_file: "),
     ],
 )
@@ -206,6 +207,16 @@ def test_another_run_is_not_gone_on_with(flags, told, command: Command, finished
     assert "is a run with other settings" in error
     assert told in error
     assert (folder / "config.yaml").read_text() == kept
+
+
+def test_a_finished_run_may_be_looked_at_in_another_way(command: Command, finished, tmp_path: Path) -> None:
+    """Beams are no part of what was trained; a path that says the same in other words is no other path."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished("bart"), folder)
+    argv = command("bart", folder, "--resume", "--num_beams", "2", "--save_total_limit", "9")
+    model = Path(argv[argv.index("--model") + 1])
+    argv[argv.index("--model") + 1] = str(model.parent / "." / ".." / model.parent.name / model.name)
+    assert main(argv) == 0
 
 
 def test_settings_that_a_kill_has_emptied_do_not_stop_a_resume(command: Command, finished, tmp_path: Path) -> None:

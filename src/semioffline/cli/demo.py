@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,8 @@ def run(argv: list[str]) -> None:
     data, model, options = parse("demo", types, argv, {"task": "ads"})
     if data.task == "ads" and not options.reward:
         print("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
-    if model.model is None:  # its threads would wait for each other, for minutes where the cores have other work, too
-        torch.set_num_threads(1)
+    if model.model is None and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # more would wait for each other, for minutes where the cores have other work, too
     demo(data, model, options)
 
 

@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from semioffline import __version__
+from semioffline.candidates import write_aside
 from semioffline.errors import UserError
 
 _SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}
-_SHOWN |= {"--model": "", "--train_file": ""}
+_SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test_file", "--reward"), "")
 """Flags whose paths are shown by their last name, and what stands before it."""
 _INSIDE = ("model", "start", "candidates", "candidates.jsonl")
 """Names inside a run folder: they say nothing without the folder's own."""
@@ -73,7 +74,7 @@ def shown_command(command: str, argv: list[str]) -> str:
     """A command line to print where others read it: folders of this machine by their last name only."""
     threads = os.environ.get("OMP_NUM_THREADS")
     words, flag = [], ""
-    for word in argv:
+    for word in (part for given in argv for part in (given.split("=", 1) if given.startswith("--") else [given])):
         flag = word if word.startswith("--") else flag
         label, is_labelled, folder = word.partition("=") if flag == "--beside" else ("", "", word)
         if flag in _SHOWN and "/" in folder:
@@ -111,9 +112,7 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
 
 def write_settings(folder: Path, *options: Any) -> None:
     """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
-    aside = folder / "config.yaml.part"
-    aside.write_text(yaml.safe_dump(settings_of(*options), sort_keys=True))
-    os.replace(aside, folder / "config.yaml")
+    write_aside(folder / "config.yaml", yaml.safe_dump(settings_of(*options), sort_keys=True))
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
 
 
@@ -127,7 +126,7 @@ def settings_of(*options: Any) -> dict[str, Any]:
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
-    (folder / "result.json").write_text(json.dumps(result, indent=1))
+    write_aside(folder / "result.json", json.dumps(result, indent=1))
 
 
 def print_metrics(title: str, metrics: dict[str, dict[str, Any]]) -> None:

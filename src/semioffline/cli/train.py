@@ -95,7 +95,9 @@ _FREE |= {"no_repeat_ngram_size", "min_new_tokens", "early_stopping_patience", "
 _FREE |= {"num_completions_to_print", "logging_nan_inf_filter", "logging_steps", "remove_unused_columns"}
 _FREE |= {"ddp_find_unused_parameters", "reward_timeout", "overlap_rewards", "reward_workers", "share_prompt"}
 _FREE |= {"pad_to_multiple_of", "cuda_graphs"}
-_SAME = {"model", "seed", "learning_rate", *SemiOfflineConfig.__annotations__}
+_SAME = {"model", "dtype", "seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim"}
+_SAME |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"}
+_SAME |= {"train_sampling_strategy", *SemiOfflineConfig.__annotations__}
 _SAME = (_SAME | {field.name for kind in (DataOptions, TrainOptions) for field in fields(kind)}) - _FREE
 """What makes a run the one that it is."""
 

@@ -48,7 +48,7 @@ class Method(BaseMethod):
         try:
             with policy.meter.paused():
                 starts = range(0, len(examples), size)
-                for start in tqdm(starts, desc="gold rewards", disable=self.args.disable_tqdm):
+                for start in tqdm(starts, desc="gold rewards", disable=not self.args.shows_bars):
                     rows = [examples[n] for n in range(start, min(start + size, len(examples)))]
                     batch = collate(rows).to(policy.device)
                     target = batch.target
