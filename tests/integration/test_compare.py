@@ -148,6 +148,7 @@ def test_runs_side_by_side_give_the_same_table(tmp_path):
     one = run(tmp_path / "one", *flags)
     shutil.copytree(tmp_path / "one" / "start", tmp_path / "two" / "start")
     two = run(tmp_path / "two", *flags, "--jobs", "2")
+    assert "%|" not in (tmp_path / "two/runs/semi_offline-seed0/log.txt").read_text()  # no bars in a file
     for method in ("start", "semi_offline"):
         assert one["methods"][method]["metrics"] == two["methods"][method]["metrics"]
     assert one["methods"]["semi_offline"]["seconds"] > 0

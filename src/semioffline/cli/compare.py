@@ -147,8 +147,8 @@ def _seeds(options: CompareOptions, by_method: dict[str, dict[str, Any]]) -> dic
 
 def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
     """One run in a process of its own, which leaves the others their share of the cores."""
-    workers = ["--reward_workers", str(max(0, (os.cpu_count() or 1) // jobs - 1))] if jobs > 1 else []
-    return [sys.executable, "-m", "semioffline", "compare", *workers, *argv, "--only", only]
+    own = {"reward_workers": max(0, (os.cpu_count() or 1) // jobs - 1), "disable_tqdm": True}  # it writes to a file
+    return [sys.executable, "-m", "semioffline", "compare", *_as_flags(own), *argv, "--only", only]
 
 
 def _write(comparison: dict[str, Any], folder: Path) -> None:
