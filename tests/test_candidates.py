@@ -298,6 +298,7 @@ def test_columns_that_are_no_text_do_not_stop_a_resumption(tmp_path: Path) -> No
         for example, picture in zip(examples.examples, attempt, strict=True):
             example.columns["picture"] = picture
         write_candidates(policy, examples, rows, DECODINGS["sampling"], RewardSet("click_rate"), tmp_path, {})
+        assert len(read(tmp_path / OUTPUT)) == 4
 
 
 # ---- the command ----

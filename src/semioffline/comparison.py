@@ -26,7 +26,7 @@ from semioffline.evaluation import write_predictions
 from semioffline.methods import load_method
 from semioffline.policy import Policy
 from semioffline.replayed import recordings
-from semioffline.summary import labelled_folders, summarise
+from semioffline.summary import labelled_folders, run_folder, summarise
 from semioffline.trainer import SemiOfflineTrainer
 
 __all__ = ["START", "Plan", "compare", "labelled_folders", "run_one", "summarise", "time_methods"]
@@ -84,7 +84,7 @@ class Plan:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def run_folder(self, method: str, seed: int) -> Path:
-        return self.folder / "runs" / f"{method}-seed{seed}"
+        return run_folder(self.folder, method, seed)
 
     def every(self) -> list[tuple[str, int]]:
         return [(method, seed) for method in self.methods for seed in self.seeds[method]]

@@ -144,10 +144,8 @@ class SemiOfflineConfig(TrainingArguments):
         """What a schedule does not take is told now, not after everything has been loaded."""
         kind, own = SchedulerType(self.lr_scheduler_type), cast(Any, self.lr_scheduler_kwargs)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
-        try:
+        with told_in_one_line(Exception, before=f"lr_scheduler_type={kind.value}, lr_scheduler_kwargs={own}: "):
             get_scheduler(kind, optimizer, 10, 10_000_000, own)
-        except Exception as error:
-            raise UserError(f"lr_scheduler_type={kind.value}, lr_scheduler_kwargs={own}: {error}") from error
 
     def _problems(self) -> list[str]:
         """Everything that is wrong, at once."""

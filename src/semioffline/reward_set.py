@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semioffline.errors import UserError
 from semioffline.reward_calls import call, call_once, check, raised
-from semioffline.rewards import REWARDS, RewardFunction, load_reward
+from semioffline.rewards import FAMILIES, REWARDS, RewardFunction, load_reward
 
 
 class RewardSet:
@@ -84,6 +84,11 @@ class RewardSet:
         if waiting:
             results |= {name: check(name, out, texts) for name, out in _await_all(waiting).items()}
         return {name: results[name] for name in self.functions if name in results}
+
+
+def check_names(given: list[str]) -> None:
+    """Rewards by name, before anything else is done. Models are left alone: they take long to load."""
+    RewardSet([name for name in given if name.partition(":")[0] not in FAMILIES])
 
 
 def _is_built_in(given: Any, function: RewardFunction) -> bool:

@@ -71,6 +71,11 @@ def summarise(plan: Plan) -> dict[str, Any]:
     } | plan.extra
 
 
+def run_folder(folder: Path, method: str, seed: int) -> Path:
+    """Of one run, in the folder of its comparison."""
+    return folder / "runs" / f"{method}-seed{seed}"
+
+
 def labelled_folders(words: list[str]) -> dict[str, Path]:
     """LABEL=FOLDER, of other comparisons."""
     found = {}
@@ -92,8 +97,7 @@ def _beside(folder: Path, label: str) -> tuple[dict[str, Any], dict[str, list[di
         told = json.loads((folder / "comparison.json").read_text())
         runs = {
             f"{method}@{label}": [
-                json.loads((folder / "runs" / f"{method}-seed{seed}" / "result.json").read_text())
-                for seed in result["seeds"]
+                json.loads((run_folder(folder, method, seed) / "result.json").read_text()) for seed in result["seeds"]
             ]
             for method, result in told["methods"].items()
             if method.rpartition("@")[2] not in told.get("beside", {})  # theirs stand beside, too

@@ -24,13 +24,14 @@ from semioffline.config import SemiOfflineConfig, option
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
-from semioffline.reward_set import RewardSet
-from semioffline.rewards import FAMILIES
+from semioffline.reward_set import RewardSet, check_names
 
 OWN = ("seeds", "steps")
 """What --settings may say about a method that is not a setting of SemiOfflineConfig."""
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
+ANYWHERE = {"use_cpu": True, "bf16": False, "fp16": False, "cuda_graphs": False}
+"""For a table of runs, which may have been made on another machine."""
 PREPARATION = "preparation.json"
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
 
@@ -84,8 +85,7 @@ def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
     whole, only = _split_only(argv)
     table_only = only == "table"
-    if table_only:  # of runs that may have been made on another machine
-        argv = [*argv, *_as_flags({"use_cpu": True, "bf16": False, "fp16": False, "cuda_graphs": False})]
+    argv = [*argv, *_as_flags(ANYWHERE if table_only else {})]
     task = parse("compare", types, argv, {"task": "ads"})[0].load_task()
     defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
     defaults |= {"reward": [task.reward] if task.reward else None}
@@ -282,7 +282,7 @@ def prepare(
     from semioffline.tasks.files import load_rows
     from semioffline.trainer import SemiOfflineTrainer
 
-    RewardSet([name for name in options.reward if name.partition(":")[0] not in FAMILIES])  # others take long to load
+    check_names(options.reward)
     start = folder / "start" / "model"
     if options.start_steps == 0:
         if model.model is None:

@@ -17,8 +17,7 @@ from semioffline.cli.run_folder import open_folder, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError
 from semioffline.evaluation import write_predictions
-from semioffline.reward_set import RewardSet
-from semioffline.rewards import FAMILIES
+from semioffline.reward_set import check_names
 
 
 @dataclass
@@ -56,7 +55,7 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     if model.model is None and data.task != "ads":
         raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
     at_least(1, options, "mft_steps", "rl_steps")
-    RewardSet([name for name in reward if name.partition(":")[0] not in FAMILIES])  # others take long to load
+    check_names(reward)
     path = Path(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     stages = [_settings(method, task, options, path, device == "cpu") for method in ("mft", "semi_offline")]
     source = data.source(options.seed)
