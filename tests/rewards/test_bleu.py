@@ -9,7 +9,9 @@ import pytest
 import sacrebleu
 
 from semioffline.errors import UserError
-from semioffline.rewards.bleu import SentenceBleu
+from semioffline.rewards import bleu
+from semioffline.rewards.bleu import MANY, SentenceBleu
+from semioffline.rewards.ngrams import Counts, write
 
 
 def random_rows(seed, size=200):
@@ -51,6 +53,83 @@ def test_identical_text_is_one_and_empty_text_is_zero():
     values = SentenceBleu()(completions=rows, references=references)
     assert values == [1.0, pytest.approx(1.0), 0.0, 0.0]
     assert max(values) <= 1.0
+
+
+ODD = [
+    "",
+    " ",
+    "\n",
+    "a-\nb c",
+    "a- \nb",
+    "tail-\n",
+    "x<skipped>y",
+    "-<skipped>\nz",
+    "&quot;a&amp;lt;b&gt;",
+    "&",
+    "1,000.5 -3-4 5- .5 ,5",
+]
+ODD += [
+    "..",
+    "a..b",
+    "...",
+    ",.,",
+    "a,.b 3.,4",
+    "\xa0a\u2003b",
+    "a\x1cb\x1d.",
+    "\x00 a",
+    "ΑΣ ΑΣ.",
+    "İ",
+    "日本語 。",
+    "don't (stop) [1]~{2}",
+]
+LETTERS = [*"ab01 .,-&/\n\t;'<>~\xa0Σ", "&quot;", "<skipped>", "-\n", " the ", " cat "]
+
+
+def odd_text(rng):
+    return "".join(rng.choices(LETTERS, k=rng.randint(0, 30)))
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+@pytest.mark.parametrize("multi_reference", ["all", "mean"])
+def test_many_completions_of_few_references(lower_case, multi_reference):
+    """Counted together they have sacrebleu's numbers, whatever they are made of."""
+    rng = random.Random(5)
+    groups = [[odd_text(rng) for _ in range(rng.randint(1, 4))] for _ in range(12)]
+    groups += [["the cat sat on the mat", "a cat"], ["", "a"], ["the " * 30], rng.sample(ODD, 4)]
+    rows = [(text, group) for group in groups for text in [*ODD, *(odd_text(rng) for _ in range(MANY))]]
+    rows += [(" ".join(rng.choices(["the", "cat", "sat", "on", "mat"], k=9)), groups[-4]) for _ in range(MANY)]
+    rows += [(odd_text(rng), [odd_text(rng)]) for _ in range(9)]
+    rng.shuffle(rows)
+    reward = SentenceBleu(multi_reference=multi_reference, lower_case=lower_case)
+    values = reward(completions=[text for text, _ in rows], references=[group for _, group in rows])
+    for value, (text, group) in zip(values, rows, strict=True):
+        handed = [group] if multi_reference == "all" else [[reference] for reference in group]
+        each = [sacrebleu.sentence_bleu(text, one, lowercase=lower_case).score / 100 for one in handed]
+        assert value == min(fmean(each), 1.0), (text, group)
+    assert sum(value > 0 for value in values) > 100
+
+
+def test_words_that_are_remembered_are_not_more_than_so_many(monkeypatch):
+    monkeypatch.setattr(bleu, "MAX_WORDS", 50)
+    reward = SentenceBleu()
+    for turn in range(3):
+        texts = [f"w{turn}x{n} the cat" for n in range(60)]
+        values = reward(completions=texts, references=[["the cat"]] * 60)
+        assert values == [sacrebleu.sentence_bleu(text, ["the cat"]).score / 100 for text in texts]
+    assert len(reward._words) < 120
+
+
+def test_a_reference_of_very_many_words():
+    """The numbers of its n-grams exceed 64 bits."""
+    words = [f"w{n}" for n in range(60_000)]
+    references = [" ".join(words)]
+    rng = random.Random(6)
+    starts = [rng.randrange(59_000) for _ in range(MANY)]
+    texts = [" ".join([*words[at : at + 30], "x", *words[at + 40 : at + 43]]) for at in starts]
+    values = SentenceBleu()(completions=texts, references=[references] * MANY)
+    assert values == [sacrebleu.sentence_bleu(text, references).score / 100 for text in texts]
+    counts = Counts(*write([*words, ""], [w for text in texts for w in [*text.split(), ""]], ""), [1], [MANY])
+    assert counts.hits(4).tolist() == [27] * MANY
 
 
 def test_identical_pairs_are_scored_once(monkeypatch):

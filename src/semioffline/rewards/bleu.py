@@ -1,7 +1,12 @@
-"""BLEU-4 (Papineni et al., 2002) of sentences and of whole sets, computed by sacrebleu."""
+"""BLEU-4 (Papineni et al., 2002) of sentences and of whole sets: the numbers of sacrebleu to the last bit.
 
-from collections.abc import Sequence
-from functools import cached_property
+Where references have many completions, n-grams are counted for all of them at once. Words, smoothing and everything
+that is divided stay sacrebleu's.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +15,14 @@ from semioffline.rewards.contract import check_references
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
+
+ORDER = 4
+MANY = 16
+"""Completions of the same references from which on they are counted together."""
+MAX_WORDS = 1 << 17
+"""Words remembered between calls."""
+_BETWEEN = ""
+"""Stands after every text; no word is empty."""
 
 
 class SentenceBleu:
@@ -43,17 +56,88 @@ class SentenceBleu:
         self._metric.num_refs = next(iter(counts)) if len(counts) == 1 else -1
         return f"bleu|{self._metric.get_signature()}|level:sentence|refs:{self.multi_reference}"
 
+    @cached_property
+    def _words(self) -> "_Words":
+        return _Words(self._metric)
+
     def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
         check_references(completions, references)
-        pairs = [(completion, tuple(row)) for completion, row in zip(completions, references, strict=True)]
-        scores = {pair: self._score(*pair) for pair in dict.fromkeys(pairs)}
-        return [scores[pair] for pair in pairs]
+        self._reference_counts |= {len(row) for row in references}
+        groups = [self._group(row) for row in references]
+        scores: dict[tuple[str, ...], dict[str, float]] = {}
+        for completion, own in zip(completions, groups, strict=True):
+            for group in own:
+                scores.setdefault(group, {})[completion] = 0.0
+        together = {group: texts for group, texts in scores.items() if len(texts) >= MANY}
+        if together:
+            self._score_together(together)
+        for group, texts in scores.items():
+            if group not in together:
+                texts.update({text: self._metric.sentence_score(text, group).score / 100 for text in texts})
+        # at most 1: exp(log 100) is 100.00000000000004
+        return [
+            min(fmean([scores[group][completion] for group in own]), 1.0)
+            for completion, own in zip(completions, groups, strict=True)
+        ]
 
-    def _score(self, completion: str, references: tuple[str, ...]) -> float:
-        self._reference_counts.add(len(references))
-        groups = [references] if self.multi_reference == "all" else [(reference,) for reference in references]
-        values = [self._metric.sentence_score(completion, group).score / 100 for group in groups]
-        return min(fmean(values), 1.0)  # exp(log 100) is 100.00000000000004
+    def _group(self, references: list[str]) -> list[tuple[str, ...]]:
+        """References that are handed over together."""
+        if self.multi_reference == "all":
+            return [tuple(references)]
+        return [(reference,) for reference in references]
+
+    def _score_together(self, groups: dict[tuple[str, ...], dict[str, float]]) -> None:
+        from semioffline.rewards.ngrams import Counts, write  # with numpy, which single pairs do not need
+
+        head, texts = self._read(chain(*groups)), self._read(chain(*groups.values()))
+        references = [len(group) for group in groups]
+        counts = Counts(*write(head, texts, _BETWEEN), references, [len(own) for own in groups.values()])
+        hits = zip(*(counts.hits(n).tolist() for n in range(1, ORDER + 1)), strict=True)
+        lengths = counts.lengths.tolist()
+        left = iter(lengths[counts.references :])
+        for own, first, number in zip(groups.values(), counts.first.tolist(), references, strict=True):
+            wanted = sorted(lengths[first : first + number])
+            for text in own:
+                length = next(left)
+                nearest = min(wanted, key=lambda other: abs(other - length))  # of two, the shorter
+                own[text] = _divide(length, nearest, *next(hits))
+
+    def _read(self, texts: Iterable[str]) -> list[str]:
+        """sacrebleu's words of all texts, and what stands between texts after each."""
+        words = self._words
+        if len(words) > MAX_WORDS:
+            words.clear()
+        read: list[str] = []
+        for text in texts:
+            line = (text.lower() if self.lower_case else text).rstrip()
+            if "\n" in line:  # sacrebleu joins what a hyphen divides at the end of a line
+                line = line.replace("<skipped>", "").replace("-\n", "")
+            for word in line.split():
+                read += words[word]
+            read.append(_BETWEEN)
+        return read
+
+
+class _Words(dict[str, list[str]]):
+    """What stands between spaces -> its words. No rule of sacrebleu's tokenizer (13a) looks beyond a space."""
+
+    def __init__(self, metric: "BLEU") -> None:
+        super().__init__()
+        self._metric = metric
+
+    def __missing__(self, word: str) -> list[str]:
+        self[word] = words = self._metric.tokenizer(word).split()
+        return words
+
+
+@lru_cache(maxsize=1 << 16)
+def _divide(length: int, wanted: int, *hits: int) -> float:
+    """BLEU / 100 of one completion, from its words, those of the nearest reference, and its n-grams that are right."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    totals = [max(length - n, 0) for n in range(ORDER)]
+    score = BLEU.compute_bleu([*hits], totals, length, wanted, smooth_method="exp", effective_order=True)
+    return score.score / 100
 
 
 class CorpusBleu(SentenceBleu):
