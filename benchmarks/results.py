@@ -110,7 +110,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "nqg-flan-t5": ("compare-nqg", "flan-t5", "nqg", 6, []),
     "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 5, []),
     "samsum-smollm2-unseen": ("compare-samsum-smollm2-unseen", "smollm2", "samsum", 5, []),
-    "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 6, []),
+    "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 5, []),
     "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
     "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
     "commongen-variants": ("compare-commongen-variants", "commongen-flan-t5", "commongen", 12, []),

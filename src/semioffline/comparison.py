@@ -87,7 +87,10 @@ class Plan:
         return run_folder(self.folder, method, seed)
 
     def every(self) -> list[tuple[str, int]]:
-        return [(method, seed) for method in self.methods for seed in self.seeds[method]]
+        """Every method with its first seed, then with its second: what is cut off has something of each, and runs of
+        one method that want much memory are seldom side by side."""
+        turns = range(max(len(self.seeds[method]) for method in self.methods))
+        return [(method, seed) for n in turns for method in self.methods for seed in self.seeds[method][n : n + 1]]
 
     def missing(self) -> list[tuple[str, int]]:
         return [run for run in self.every() if not (self.run_folder(*run) / "result.json").exists()]

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from semioffline.errors import UserError
-from semioffline.evaluation import bootstrap_interval, corpus_value, paired_p_value
+from semioffline.evaluation import SURFACE, bootstrap_interval, corpus_value, paired_p_value
 from semioffline.rewards import load_reward
 
 if TYPE_CHECKING:
     from semioffline.comparison import Plan
+
+_PERCENT = ("rouge", "bleu", "corpus_bleu", "chrf", "lmqg", "meteor")
+"""How the names of metrics begin that one is used to see times 100."""
 
 
 def summarise(plan: Plan) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
         }
     return {
         "metrics": metrics,
+        "percent": {name: name.startswith(_PERCENT) for name in metrics if name not in SURFACE},
         "reference": plan.reference,
         "methods": methods,
         "missing": [f"{method}:{seed}" for method, seed in missing],

@@ -322,8 +322,10 @@ def test_what_is_done_is_not_done_again(tmp_path):
 def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
     """Made anywhere: it needs no data and no model, and says where the runs were made."""
     flags = ["--budget_steps", "2", "--settings", '{"mft": {"seeds": [0, 1]}}']
+    flags += ["--eval_metrics", "click_rate", "semioffline.tasks.squad_qg:bleu_rougeL"]
     whole = run(tmp_path, *flags)
     assert whole["missing"] == []
+    assert whole["percent"] == {"click_rate": False, "bleu_rougeL": True}
     shutil.rmtree(tmp_path / "start")
     for name in ("semi_offline-seed0", "mft-seed1"):
         shutil.rmtree(tmp_path / "runs" / name)
@@ -333,13 +335,13 @@ def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
     made["about"]["versions"] |= {"torch": "1.0"}
     result.write_text(json.dumps(made))
     part = run(tmp_path, *flags, "--only", "table")
-    assert part["missing"] == ["mft:1", "semi_offline:0"]
+    assert part["missing"] == ["semi_offline:0", "mft:1"]  # in the order of running: first seeds first
     assert list(part["methods"]) == ["start", "mft"]
     assert part["methods"]["mft"]["seeds"] == [0]
     assert part["about"]["command"] == whole["about"]["command"]
     assert part["about"]["commit"].endswith(", another")
     assert part["about"]["mixed"]
-    assert "Not run: mft:1, semi_offline:0" in (tmp_path / "comparison.md").read_text()
+    assert "Not run: semi_offline:0, mft:1" in (tmp_path / "comparison.md").read_text()
     assert not (tmp_path / "start").exists()
     elsewhere = run(tmp_path, *flags, "--reward", "not_here.py:score", "--only", "table")  # nor the reward
     assert elsewhere["methods"] == part["methods"]

@@ -128,7 +128,6 @@ def run(argv: list[str]) -> None:
         extra={
             "kind": "comparison",
             "title": f"{data.task}: {len(options.methods)} methods",
-            "percent": _percent(args.eval_metrics),
             "own_settings": {method: own for method, own in by_method.items() if own},
             "preparation": _preparation(folder),
         },
@@ -267,10 +266,6 @@ def _split_only(argv: list[str]) -> tuple[list[str], str | None]:
     parser.add_argument("--only")
     found, whole = parser.parse_known_args(argv)
     return whole, found.only
-
-
-def _percent(metrics: list[str]) -> dict[str, bool]:
-    return {name: name.startswith(("rouge", "bleu", "corpus_bleu", "chrf", "lmqg", "meteor")) for name in metrics}
 
 
 def prepare(

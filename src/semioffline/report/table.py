@@ -33,7 +33,7 @@ def rows(comparison: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
     header = ["method", "seeds", *metrics, "validation", "FP / input", "steps", "seconds", "matched after", "peak MB"]
     lines = []
     for method, result in comparison["methods"].items():
-        percent = comparison["percent"]  # has the metrics that were asked for; those of the surface get no interval
+        percent = comparison["percent"]  # has all metrics but those of the surface, which get no interval
         cells = [score(result["metrics"][name], percent.get(name, False), name in percent) for name in metrics]
         cost = f"{result['forward_passes']:.4g}"
         memory = "–" if result["peak_mb"] is None else f"{result['peak_mb']:.0f}"
