@@ -13,7 +13,7 @@ from transformers import SchedulerType, TrainingArguments, get_scheduler
 from semioffline.data import STATIC_TARGETS
 from semioffline.decoding import Decoding
 from semioffline.errors import UserError, told_in_one_line
-from semioffline.losses import BASELINES, GOLD_REWARDS, LOSS_SCALES
+from semioffline.losses import ANCHORS, BASELINES, GOLD_REWARDS, LOSS_SCALES
 from semioffline.masking import MASK_PATTERNS, MASK_UNITS, OBSERVATIONS
 from semioffline.policy import TRUNCATION_SIDES
 
@@ -66,6 +66,7 @@ class SemiOfflineConfig(TrainingArguments):
         False,
         "With eos_after: the target's EOS is hidden, too; where another token is drawn, a sample goes on with it.",
     )
+    anchor: str = option("mle", "What stands beside the RL loss: mle, as in the paper | gold, GOLD's weighted MLE.")
     # Other methods
     length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
     ranking_weight: float = option(0.3, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
@@ -229,6 +230,8 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append(f"refresh_every={self.refresh_every} must be 0 (never) or positive")
         if self.eos_after is not None and self.eos_after < 1:
             problems.append(f"eos_after={self.eos_after} must be at least 1: a sample needs a token")
+        if self.anchor == "gold" and "+" in self.method:
+            problems.append(f"anchor='gold' is for semi_offline alone, not for {self.method}")
         if self.draw_end and self.eos_after is None:
             problems.append("draw_end needs eos_after: only then EOS may be drawn")
         if self.eos_after is not None and self.observation == "full":
@@ -263,6 +266,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "loss_scale": LOSS_SCALES,
     "baseline": BASELINES,
     "gold_reward": GOLD_REWARDS,
+    "anchor": ANCHORS,
     "static_target": STATIC_TARGETS,
     "truncation_side": TRUNCATION_SIDES,
 }

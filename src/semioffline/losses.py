@@ -12,6 +12,7 @@ from semioffline.types import send
 BASELINES = ("mean", "leave_one_out")
 LOSS_SCALES = ("token", "sequence")
 GOLD_REWARDS = ("s", "p")
+ANCHORS = ("mle", "gold")
 
 
 def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -96,7 +96,7 @@ def test_what_cannot_be_combined_is_told_in_one_line(settings, name, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["actor_critic", "gold+brio", "avg+semi_offline", "self_critic"])
+@pytest.mark.parametrize("name", ["actor_critic", "gold+brio", "avg+semi_offline", "self_critic", "semi_offline"])
 def test_the_trainer_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings, tmp_path, name):
     """Four steps, or two and, from the checkpoint, two more: the same weights, critic and start rewards included."""
     rows = tiny_data.to_list()
@@ -108,6 +108,7 @@ def test_the_trainer_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings,
         args = settings(
             method=name, max_steps=4, save_steps=2, per_device_train_batch_size=4, num_samples=2, learning_rate=1e-2,
             max_prompt_length=40, max_completion_length=8, disable_tqdm=True, logging_steps=1, eval_metrics=[],
+            anchor="gold" if name == "semi_offline" else "mle",
         )  # fmt: skip
         args.output_dir = str(folder)
         return SemiOfflineTrainer(tiny_policy("bart"), length, args, data)
@@ -123,4 +124,5 @@ def test_the_trainer_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings,
         assert torch.equal(ours[key], value), key
     log = [entry for entry in straight.state.log_history if "loss" in entry]
     assert all("cost/forward_passes" in entry for entry in log)
-    assert len([key for key in log[0] if key.startswith("loss/") and key.endswith("mle")]) == 1
+    anchors = [key for key in log[0] if key.startswith("loss/") and key.endswith(("mle", "gold"))]
+    assert len(anchors) == 1 + (name == "gold+brio")

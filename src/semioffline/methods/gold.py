@@ -62,11 +62,16 @@ class Method(BaseMethod):
         row = mle_row(policy, batch, randomness)
         row.purpose = "rl"  # the ground truth is the trajectory
         [logits] = policy.predict(batch.source, [row])
-        log_p = token_log_p(logits, batch.target.ids[row.wanted])
-        returns = send(self._returns(batch)[row.wanted], log_p.device)
+        return StepOutput(*self.weigh(logits, batch))
+
+    def weigh(self, logits: Tensor, batch: Batch) -> tuple[list[Term], dict[str, Tensor]]:
+        """The loss and what is logged of it. logits: (N, V) of the ground truth's tokens."""
+        wanted = batch.target.keep_mask
+        log_p = token_log_p(logits, batch.target.ids[wanted])
+        returns = send(self._returns(batch)[wanted], log_p.device)
         loss = gold(log_p, returns, self.args.gold_floor)
         metrics = {"gold/probability": log_p.detach().exp().mean(), "gold/return": returns.mean()}
-        return StepOutput([Term("gold", loss, per="token")], metrics)
+        return [Term("gold", loss, per="token")], metrics
 
     def _returns(self, batch: Batch) -> Tensor:
         """(B, T) the reward-to-go of each token of the ground truth."""

@@ -26,6 +26,7 @@ from semioffline.masking import (
 )
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
+from semioffline.methods.gold import Method as Gold
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
 from semioffline.replayed import Replayed
@@ -50,6 +51,8 @@ class Method(BaseMethod):
     Section 3.3 of the paper; the sum over k is taken in the sparse form (see `reinforce_sparse`). `observation` and
     `mask_pattern` choose the variants (sections 3.1 and 4.4). With complementary masks the first K/2 samples decide the
     positions of one mask, the others those of the other; the formula is the same, b is the mean of each half.
+    With `anchor="gold"`, which is not in the paper, GOLD's loss takes the place of L_MLE: at the same cost, since it
+    weighs the tokens of the row that is there for L_MLE.
     """
 
     needs_reward = True
@@ -58,6 +61,7 @@ class Method(BaseMethod):
     def __init__(self, args: Any):
         super().__init__(args)
         self.fresh = FreshTargets()
+        self.gold = Gold(args) if args.anchor == "gold" else None
         self.steps_ahead = args.refresh_every
         self._upcoming: list[Batch] = []
         self.total_steps: int = args.max_steps
@@ -75,17 +79,22 @@ class Method(BaseMethod):
 
         scores = score(join([decision.samples for decision in decisions]), batch)
         rl = self._reinforce(decisions, scores)
+        # made after the RL term, so that backward comes to it first and to the rewards last
+        anchor, metrics = self._anchor(target_logits, batch)
         return StepOutput(
-            terms=[  # made after the RL term, so that backward comes to it first and to the rewards last
-                mle_term(target_logits, batch, args.label_smoothing_factor),
-                Term("rl", rl.total, per="row", weight=args.rl_weight, value=rl.value),
-            ],
-            metrics=_describe(static, observations, decisions),
+            terms=[*anchor, Term("rl", rl.total, per="row", weight=args.rl_weight, value=rl.value)],
+            metrics=_describe(static, observations, decisions) | metrics,
             late_metrics=lambda: scores.metrics,
             completions=partial(self._log_rows, policy, batch, observations, static, scores)
             if args.log_completions
             else None,
         )
+
+    def _anchor(self, logits: Tensor, batch: Batch) -> tuple[list[Term], dict[str, Tensor]]:
+        """What keeps the policy near the ground truth, and what is logged of it."""
+        if self.gold is not None:
+            return self.gold.weigh(logits, batch)
+        return [mle_term(logits, batch, self.args.label_smoothing_factor)], {}
 
     def _reinforce(self, decisions: list[Decision], scores: Scores | PendingScores) -> Late:
         """L_RL, which waits for the rewards."""
@@ -168,6 +177,8 @@ class Method(BaseMethod):
     def prepare(self, policy: Policy, examples: Any) -> None:
         """Count the steps of training, as transformers.Trainer does, where max_steps does not say."""
         args = self.args
+        if self.gold is not None:
+            self.gold.prepare(policy, examples)
         if args.max_steps <= 0 and hasattr(examples, "__len__"):
             rounded = math.floor if args.dataloader_drop_last else math.ceil
             batches = rounded(rounded(len(examples) / args.train_batch_size) / args.world_size)
@@ -177,10 +188,14 @@ class Method(BaseMethod):
     def save(self, folder: Path) -> None:
         if self.args.refresh_every:
             self.fresh.save(folder)
+        if self.gold is not None:
+            self.gold.save(folder)
 
     def load(self, folder: Path) -> None:
         if self.args.refresh_every:
             self.fresh.load(folder)
+        if self.gold is not None:
+            self.gold.load(folder)
 
 
 # ---- how the hidden positions are decided ----
