@@ -102,6 +102,9 @@ LONGEST = {"semi_offline": BEYOND["standardised"] | {"eos_after": 4, "draw_end":
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
+LIKE_TEST = "e2e-like-test"
+"""E2E, but for training and validation those inputs alone that are like the ones of the test split: 98 % of these say
+what the place is `near` and its `eatType`, of the training inputs 22 %, of the validation inputs 54 %."""
 SMOLLM2 = ("compare-samsum-smollm2", "samsum-smollm2", "samsum")
 COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     # name: recipe, model (or the comparison whose start it has, and whose candidates, if it makes none), data, runs at
@@ -112,6 +115,10 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 5, []),
     "samsum-smollm2-unseen": ("compare-samsum-smollm2-unseen", "smollm2", "samsum", 5, []),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 5, []),
+    "e2e-flan-t5-like-test": (
+        *("compare-e2e", "e2e-flan-t5", LIKE_TEST, 6),
+        ["--start_steps", "0", "--num_candidates", "16", "--budget_seconds", "15"],
+    ),
     "e2e-rates": ("compare-e2e-rates", "e2e-flan-t5", "e2e", 7, []),
     "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
     "commongen-variants": ("compare-commongen-variants", "commongen-flan-t5", "commongen", 12, []),
@@ -136,9 +143,6 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
 BESIDE = {"samsum-smollm2": ["longest", "longest-likely"]}
 """Comparisons from the same start, NAME-SUFFIX, whose runs stand in the table of NAME; docs/results has such a table as
 NAME-SUFFIX.json, with the first suffix."""
-LIKE_TEST = "e2e-like-test"
-"""E2E, but for training and validation those inputs alone that are like the ones of the test split: 98 % of these say
-what the place is `near` and its `eatType`, of the training inputs 22 %, of the validation inputs 54 %."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
 PARTS = ("start", "timing", "runs", "table")

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from toy import build_rows, save_model
 
 from semioffline.bench.measure import METHODS, Clock, add_ratios
 from semioffline.bench.models import MODELS, SHAPES, Texts, build_policy, build_tokenizer, words
-from semioffline.cli import main
+from semioffline.cli import compare, main
+from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
 from semioffline.cli.run_folder import shown_command
+from semioffline.config import SemiOfflineConfig
 from semioffline.data import Examples
 from semioffline.errors import UserError
 from semioffline.report import claims, page, samples
@@ -160,6 +163,37 @@ def test_what_samples_are_like(tmp_path: Path, monkeypatch) -> None:
     assert claims.judge(claim, tmp_path)[1] == "unclear"
     with pytest.raises(UserError, match="does not have both"):
         claims.judge(claim | {"mask_rate": 0.7}, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def every_comparison() -> Any:
+    """benchmarks/results.py"""
+    return load_benchmark("results")
+
+
+def test_every_comparison_of_the_results_has_a_command_that_is_understood(every_comparison: Any, tmp_path) -> None:
+    """It is read as `compare` reads it: recipes, methods and settings are there, also of methods that have changed."""
+    where = Namespace(data=tmp_path / "data", models=tmp_path / "models", out=tmp_path / "out", more=[])
+    for name, (_, model, data, *_) in every_comparison.COMPARISONS.items():
+        words = every_comparison.command(where, name, None)[4:]
+        types: list[Any] = [DataOptions, ModelOptions, compare.CompareOptions, SemiOfflineConfig]
+        found = parse("compare", types, [*words, *_as_flags(compare.ANYWHERE)])
+        assert compare._by_method(*found[2:], compare._listed(words)).keys() >= set(found[2].methods), name
+        made = model in every_comparison.COMPARISONS
+        assert made == str(found[1].model).endswith("start/model"), name
+        assert found[0].data_dir == str((where.out if data == every_comparison.LIKE_TEST else where.data) / data), name
+
+
+def test_inputs_like_those_of_the_test_split(every_comparison: Any, tmp_path: Path) -> None:
+    published, folder = tmp_path / "e2e", tmp_path / "like"
+    published.mkdir()
+    facts = ["name[A], near[B]", "name[A], eatType[pub], near[B]", "eatType[pub]"]
+    for split in ("train", "validation", "test"):
+        rows = [{"input": text, "target": "a place"} for text in facts]
+        (published / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    every_comparison.choose_like_test(published, folder)
+    for split, kept in (("train", facts[1:2]), ("validation", facts[1:2]), ("test", facts)):
+        assert [json.loads(line)["input"] for line in (folder / f"{split}.jsonl").read_text().splitlines()] == kept
 
 
 def test_samples_of_candidates_that_have_the_columns_of_their_task(tmp_path: Path, monkeypatch) -> None:
