@@ -97,8 +97,16 @@ LIKELY = {
     "semi_offline": BEYOND["standardised"],
     "semi_offline@400-steps": {"scale_rewards": False, "rl_weight": 10, "steps": 400},
 }
-LONGEST = {"semi_offline": BEYOND["standardised"] | {"eos_after": 4, "draw_end": True}}
+LONGEST: dict[str, dict[str, Any]] = {"semi_offline": BEYOND["standardised"] | {"eos_after": 4, "draw_end": True}}
 """What helped, together. With its candidates it takes as long as the M-FT stage."""
+ONE_PASS: dict[str, dict[str, Any]] = {"mft": {}, "ft": {"seeds": [0]}, "gold": {"seeds": [0]}}
+"""The other methods at one forward pass, for as long and on as many inputs."""
+NEAR: dict[str, dict[str, Any]] = {
+    "semi_offline": {"rl_ratio": 3},
+    "semi_offline@draw-end": {"eos_after": 4, "draw_end": True},
+    "semi_offline@gold-anchor": {"rl_ratio": 1, "anchor": "gold"},
+}
+"""Beside the worst of 16 texts, which is far from what the model writes."""
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
 BALANCED = {"ratio-1": {"rl_ratio": 1}} | {f"ratio-1-{name}": BEYOND[name] | {"rl_ratio": 1} for name in KEPT}
 """What may keep its gain where a larger weight loses it."""
@@ -112,6 +120,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "e2e-flan-t5": ("compare-e2e", "flan-t5", "e2e", 6, []),
     "commongen-flan-t5": ("compare-commongen", "flan-t5", "commongen", 6, []),
     "nqg-flan-t5": ("compare-nqg", "flan-t5", "nqg", 6, []),
+    "nqg-flan-t5-likely": ("compare-nqg", "nqg-flan-t5", "nqg", 6, own_candidates(0.3, 1_000_000, 15, NEAR)),
     "samsum-smollm2": ("compare-samsum-smollm2", "smollm2", "samsum", 5, []),
     "samsum-smollm2-unseen": ("compare-samsum-smollm2-unseen", "smollm2", "samsum", 5, []),
     "samsum-flan-t5": ("compare-samsum-flan-t5", "flan-t5", "samsum", 5, []),
@@ -136,11 +145,11 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
     # texts near to what the model would write: that is what it will see when it decodes greedily
     "samsum-smollm2-likely": (*SMOLLM2, 6, own_candidates(0.3, 1_000_000, 45, LIKELY)),
-    "samsum-smollm2-longest": (*SMOLLM2, 5, own_candidates(1.0, 10_000, 70, LONGEST)),
+    "samsum-smollm2-longest": (*SMOLLM2, 5, own_candidates(1.0, 10_000, 70, LONGEST | ONE_PASS)),
     "samsum-smollm2-longest-likely": (*SMOLLM2, 5, own_candidates(0.3, 10_000, 70, LONGEST)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
-BESIDE = {"samsum-smollm2": ["longest", "longest-likely"]}
+BESIDE = {"samsum-smollm2": ["longest", "longest-likely"], "nqg-flan-t5": ["likely"], "e2e-flan-t5": ["like-test"]}
 """Comparisons from the same start, NAME-SUFFIX, whose runs stand in the table of NAME; docs/results has such a table as
 NAME-SUFFIX.json, with the first suffix."""
 RECIPES = Path(__file__).parents[1] / "recipes"
