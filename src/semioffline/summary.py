@@ -41,11 +41,12 @@ def summarise(plan: Plan) -> dict[str, Any]:
         beside[label] = {key: told.get(key, {}) for key in ("about", "preparation")}
     every = [run for runs in results.values() for run in runs]
     metrics = list(every[0]["values"])
-    reference = results.get(plan.reference)
+    first = _reference(plan.reference, list(results))
+    reference = results[first]
     p_values = {pair: _p_value(metrics[0], *(results[name] for name in pair)) for pair in combinations(results, 2)}
     methods = {}
     for method, runs in results.items():
-        other = None if method == plan.reference else reference
+        other = None if method == first else reference
         curve = _mean_curve(runs)
         methods[method] = {
             "seeds": [run["seed"] for run in runs],
@@ -66,13 +67,20 @@ def summarise(plan: Plan) -> dict[str, Any]:
     return {
         "metrics": metrics,
         "percent": {name: name.startswith(_PERCENT) for name in metrics if name not in SURFACE},
-        "reference": plan.reference,
+        "reference": first,
         "methods": methods,
         "missing": [f"{method}:{seed}" for method, seed in missing],
         "wall_seconds": sum(run["wall_seconds"] for run in every),
         "about": _about(plan, [run.get("about", plan.about) for run in every]),
         "beside": beside,
     } | plan.extra
+
+
+def _reference(wanted: str, methods: list[str]) -> str:
+    """What the others are tested against: the method of that name, or else with settings of its own, or else the first
+    that is more than the start."""
+    own = [method for method in methods if method.partition("@")[0] == wanted]
+    return next(iter([*(method for method in own if method == wanted), *own, *methods[1:2], *methods]))
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:

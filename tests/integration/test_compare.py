@@ -25,6 +25,7 @@ from semioffline.config import SemiOfflineConfig
 from semioffline.errors import UserError
 from semioffline.evaluation import paired_p_value
 from semioffline.report import table
+from semioffline.summary import _reference
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("compare-*.yaml"))
 FLAGS = ["--task", "ads", "--limit", "24", "--methods", "mft", "semi_offline", "--start_steps", "3", "--device", "cpu"]
@@ -399,6 +400,16 @@ def test_a_wrong_folder_beside_is_told_before_anything_is_trained(tmp_path, caps
     assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, "--beside", f"one={tmp_path}"]) == 2
     assert "a finished comparison has a comparison.json" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_where_semi_offline_is_not_compared_a_table_tests_against_what_is_there(tmp_path):
+    made = run(tmp_path, "--budget_steps", "2", "--methods", "mft", "ft@own", "ft", "--settings", '{"ft@own": {}}')
+    assert made["reference"] == "mft"
+    assert made["methods"]["ft"]["metrics"]["rouge"]["p"] is not None
+    assert "* differs from mft" in table.caption(made)
+    assert _reference("ft", list(made["methods"])) == "ft"
+    assert _reference("ft", ["start", "mft", "ft@own"]) == "ft@own"
+    assert _reference("ft", ["start"]) == "start"
 
 
 def test_every_two_methods_are_tested_against_each_other(tmp_path):
