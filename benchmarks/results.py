@@ -167,12 +167,14 @@ def choose_like_test(data: Path, folder: Path) -> None:
     """data: E2E as it is published. The test split stays whole."""
     if folder.exists():
         return
-    folder.mkdir(parents=True)
+    part = folder.with_name(f"{folder.name}.part")  # so that what is left of a stopped run is not taken for all of it
+    part.mkdir(parents=True, exist_ok=True)
     for split in ("train", "validation", "test"):
         rows = load_rows(data, split, require=())
         if split != "test":
             rows = rows.filter(lambda row: all(f"{name}[" in str(row) for name in ("near", "eatType")))
-        rows.to_json(folder / f"{split}.jsonl")
+        rows.to_json(part / f"{split}.jsonl")
+    part.rename(folder)
 
 
 def command(args: argparse.Namespace, name: str, only: str | None) -> list[str]:

@@ -79,8 +79,12 @@ def summarise(plan: Plan) -> dict[str, Any]:
 def _reference(wanted: str, methods: list[str]) -> str:
     """What the others are tested against: the method of that name, or else with settings of its own, or else the first
     that is more than the start."""
+    if wanted in methods:
+        return wanted
     own = [method for method in methods if method.partition("@")[0] == wanted]
-    return next(iter([*(method for method in own if method == wanted), *own, *methods[1:2], *methods]))
+    if own:
+        return own[0]
+    return methods[1] if len(methods) > 1 else methods[0]
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:

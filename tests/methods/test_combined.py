@@ -124,5 +124,6 @@ def test_the_trainer_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings,
         assert torch.equal(ours[key], value), key
     log = [entry for entry in straight.state.log_history if "loss" in entry]
     assert all("cost/forward_passes" in entry for entry in log)
-    anchors = [key for key in log[0] if key.startswith("loss/") and key.endswith(("mle", "gold"))]
-    assert len(anchors) == 1 + (name == "gold+brio")
+    fine_tuning = [key for key in log[0] if key.startswith("loss/") and key.endswith("mle")]
+    assert len(fine_tuning) == (name != "semi_offline")
+    assert ("loss/gold" in log[0]) == (name in ("gold+brio", "semi_offline"))
