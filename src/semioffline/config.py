@@ -66,6 +66,9 @@ class SemiOfflineConfig(TrainingArguments):
         False,
         "With eos_after: the target's EOS is hidden, too; where another token is drawn, a sample goes on with it.",
     )
+    draw_alike: bool = option(
+        False, "Draw only tokens of the kind of the one they replace: beginnings of words, punctuation, ..."
+    )
     anchor: str = option("mle", "What stands beside the RL loss: mle, as in the paper | gold, GOLD's weighted MLE.")
     # Other methods
     length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")

@@ -107,11 +107,20 @@ def draw_uniforms(
     return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
 
 
+def allow_alike(allowed: Tensor, kinds: Tensor, text: Text, observation: Observation) -> Tensor:
+    """(M, V): of `allowed` (V,), at each hidden position, the tokens of the same kind as the text's own there. In the
+    place of a special token every one."""
+    own = send(text.ids[observation.hidden], kinds.device)
+    alike = kinds[own][:, None] == kinds
+    return allowed & (alike | ~allowed[own][:, None])
+
+
 def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int, after: int) -> Tensor:
-    """(M, V): `allowed` (V,) at each hidden position, and the end token too where `after` ordinary tokens precede."""
+    """(M, V): `allowed` (V,) or (M, V) at each hidden position, and the end token too where `after` ordinary tokens
+    precede."""
     before = text.ordinary.cumsum(1) - text.ordinary.long()
     late = send(before[observation.hidden] >= after, allowed.device)
-    ends = torch.arange(len(allowed), device=allowed.device) == end_id
+    ends = torch.arange(allowed.shape[-1], device=allowed.device) == end_id
     return allowed | (late[:, None] & ends)
 
 

@@ -88,6 +88,9 @@ VARIANTS = [
     {"eos_after": 3},
     {"eos_after": 1, "mask_pattern": "complementary"},
     {"eos_after": 3, "draw_end": True},
+    {"draw_alike": True},
+    {"draw_alike": True, "mask_pattern": "complementary", "observation": "full"},
+    {"draw_alike": True, "observation": "no_mask"},
 ]
 
 
@@ -547,6 +550,33 @@ def test_the_end_of_the_static_target_is_drawn_too(step, kind, pattern):
     assert watched.output.metrics["mask_rate"] == pytest.approx(
         (watched.samples.hidden & static.ordinary.repeat(len(there), 1)).sum() / static.ordinary.sum() / len(there)
     )
+
+
+@pytest.mark.parametrize("observation", ["masked", "full", "no_mask"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_drawn_in_the_place_of_their_kind(step, kind, observation):
+    """However likely others are: here all are about as likely. Without the switch they are drawn, too."""
+    given = {"observation": observation, "temperature": 50.0, "num_samples": 32}
+    for alike in (True, False):
+        policy, batch, watched = step(kind, draw_alike=alike, **given)
+        own = policy.kinds[batch.static.ids[watched.samples.hidden]]
+        assert len(own.unique()) > 1  # words and punctuation
+        assert (policy.kinds[watched.samples.draws] == own[:, None]).all() == alike
+        if observation == "no_mask":  # so are the predictions that stand where masks would
+            shown, static = watched.rl_rows[-1].ids, batch.static.ids
+            assert (policy.kinds[shown] == policy.kinds[static]).all() == alike
+
+
+def test_in_the_place_of_the_end_any_kind_is_drawn(step):
+    """As draw_end alone would have it; and an end in any place that eos_after allows."""
+    given = {"eos_after": 2, "draw_end": True, "temperature": 50.0, "num_samples": 200}
+    policy, batch, watched = step("bart", draw_alike=True, **given)
+    own, drawn = batch.static.ids[watched.samples.hidden], watched.samples.draws
+    end = policy.tokenizer.eos_token_id
+    assert len(policy.kinds[drawn[own == end]].unique()) == len(policy.kinds.unique())  # -1 is the end itself
+    words = drawn[own != end]
+    assert (words == end).any()
+    assert ((policy.kinds[words] == policy.kinds[own[own != end]][:, None]) | (words == end)).all()
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

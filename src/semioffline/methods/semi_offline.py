@@ -30,7 +30,16 @@ from semioffline.methods.gold import Method as Gold
 from semioffline.policy import Policy
 from semioffline.randomness import Randomness
 from semioffline.replayed import Replayed
-from semioffline.sampling import allow_end, complete, draw, draw_uniforms, drawn_log_p, join, sampling_logits
+from semioffline.sampling import (
+    allow_alike,
+    allow_end,
+    complete,
+    draw,
+    draw_uniforms,
+    drawn_log_p,
+    join,
+    sampling_logits,
+)
 from semioffline.scoring import PendingScores, Scorer, Scores
 from semioffline.types import Batch, Observation, Row, Samples, StepOutput, Term, Text, send
 
@@ -223,7 +232,7 @@ def decide_at_once(
     decisions = []
     numbers = _numbers(observations, batch, args, randomness)
     for observation, masked_logits, own_numbers in zip(observations, logits, numbers, strict=True):
-        allowed, end_id = policy.allowed, None
+        allowed, end_id = _allowed(policy, static, observation, args), None
         if args.eos_after is not None:
             end_id = policy.tokenizer.eos_token_id
             allowed = allow_end(allowed, static, observation, end_id, args.eos_after)
@@ -234,6 +243,13 @@ def decide_at_once(
             drawn_logits = drawn_logits / args.temperature
         decisions.append(Decision(complete(static, observation, draws, end_id), drawn_logits, entropy))
     return target_logits, decisions
+
+
+def _allowed(policy: Policy, static: Text, observation: Observation, args: Any) -> Tensor:
+    """(V,) or (M, V) True at what may be drawn, but for the end."""
+    if not args.draw_alike:
+        return policy.allowed
+    return allow_alike(policy.allowed, policy.kinds, static, observation)
 
 
 def _masked_row(observation: Observation, static: Text, with_hints: bool) -> Row:
@@ -269,10 +285,11 @@ def decide_in_turn(
     ]
     target_logits, *logits = policy.predict(batch.source, [target_row, *rows])
     decisions = []
-    for samples, entropy in drawn:
+    for observation, (samples, entropy) in zip(observations, drawn, strict=True):
+        allowed = _allowed(policy, static, observation, args)
         own, logits = logits[: samples.draws.shape[1]], logits[samples.draws.shape[1] :]
         log_p = [
-            drawn_log_p(z, draws, policy.allowed, args.temperature, args.top_k, args.top_p)
+            drawn_log_p(z, draws, allowed, args.temperature, args.top_k, args.top_p)
             for z, draws in zip(own, samples.draws.unbind(1), strict=True)
         ]
         decisions.append(Decision(samples, torch.stack(log_p, dim=1), entropy))
@@ -289,6 +306,7 @@ def _fill_in_turn(
     turn = observation.hidden.cumsum(1)[rows, positions]  # (M,) its place among the hidden positions of its row
     samples = complete(static, observation, torch.zeros_like(numbers, dtype=torch.long))
     ids, entropy = samples.ids, torch.zeros_like(numbers)  # (B, K, T), (M, K)
+    allowed = _allowed(policy, static, observation, args).expand(len(numbers), -1)
     for now in range(1, int(observation.hidden.sum(1).max()) + 1):
         at = (turn == now).nonzero().squeeze(1)  # (n,) one hidden position of each row that has any left
         row, position = rows[at], positions[at]
@@ -298,7 +316,8 @@ def _fill_in_turn(
         keep_mask = static.keep_mask[row, :length]
         shown = [Row(tokens[:, :length], keep_mask, wanted, "rl") for tokens in ids[row].unbind(1)]  # K of (n, length)
         logits = torch.stack(_look(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
-        z = sampling_logits(logits, policy.allowed, args.temperature, args.top_k, args.top_p)
+        own = allowed[send(at, allowed.device)].repeat_interleave(many, 0)
+        z = sampling_logits(logits, own, args.temperature, args.top_k, args.top_p)
         draws, spread = draw(z, numbers[at].reshape(-1, 1))
         samples.draws[at] = draws.view(-1, many).to(ids.device)
         ids[row, :, position] = samples.draws[at]
@@ -313,8 +332,9 @@ def _show_predictions(
     """-Mask, scheduled sampling: a first pass over the static target; its predictions stand where masks would."""
     hidden = torch.stack([observation.hidden for observation in observations]).any(0)
     [logits] = _look(policy, batch.source, [Row(static.ids, static.keep_mask, wanted=hidden, purpose="rl")])
-    z = sampling_logits(logits, policy.allowed, args.temperature, args.top_k, args.top_p)
     union = Observation(static.ids, hidden)
+    allowed = _allowed(policy, static, union, args)
+    z = sampling_logits(logits, allowed, args.temperature, args.top_k, args.top_p)
     draws, _ = draw(z, draw_uniforms(union, batch.index, 1, randomness, "prediction"))
     predicted = complete(static, union, draws).ids[:, 0]
     return [Observation(torch.where(o.hidden, predicted, static.ids), o.hidden) for o in observations]
