@@ -99,11 +99,14 @@ LIKELY = {
 }
 LONGEST: dict[str, dict[str, Any]] = {"semi_offline": BEYOND["standardised"] | {"eos_after": 4, "draw_end": True}}
 """What helped, together. With its candidates it takes as long as the M-FT stage."""
+ALIKE = {"semi_offline@alike": LONGEST["semi_offline"] | {"draw_alike": True}}
+"""Words for words only."""
 ONE_PASS: dict[str, dict[str, Any]] = {"mft": {}, "ft": {"seeds": [0]}, "gold": {"seeds": [0]}}
 """The other methods at one forward pass, for as long and on as many inputs."""
 NEAR: dict[str, dict[str, Any]] = {
     "semi_offline": {"rl_ratio": 3},
     "semi_offline@draw-end": {"eos_after": 4, "draw_end": True},
+    "semi_offline@alike": {"rl_ratio": 10, "scale_rewards": True, "draw_alike": True},
     "semi_offline@gold-anchor": {"rl_ratio": 1, "anchor": "gold"},
 }
 """Beside the worst of 16 texts, which is far from what the model writes."""
@@ -145,7 +148,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
     # texts near to what the model would write: that is what it will see when it decodes greedily
     "samsum-smollm2-likely": (*SMOLLM2, 6, own_candidates(0.3, 1_000_000, 45, LIKELY)),
-    "samsum-smollm2-longest": (*SMOLLM2, 5, own_candidates(1.0, 10_000, 70, LONGEST | ONE_PASS)),
+    "samsum-smollm2-longest": (*SMOLLM2, 5, own_candidates(1.0, 10_000, 70, LONGEST | ALIKE | ONE_PASS)),
     "samsum-smollm2-longest-likely": (*SMOLLM2, 5, own_candidates(0.3, 10_000, 70, LONGEST)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }
