@@ -7,7 +7,8 @@ by static target and mask rate, and what they look like.
 --model is a model after M-FT; --rows has its candidates, with the columns of --task or those of this library. A sample
 wins over the most likely fill if its reward is higher than with the most likely token at each of the same masks, and
 over the output if it is higher than that of the text that the model writes greedily. Means over samples, then over
-inputs, with a 95 % bootstrap interval over inputs.
+inputs, with a 95 % bootstrap interval over inputs. "pushed" are the tokens that the RL gradient raises most: the sum of
+the advantages, in standard deviations, of the samples in which one was drawn, for each input and sample.
 """
 
 import argparse
@@ -30,18 +31,25 @@ from semioffline.tasks import Source, load_task
 
 STATIC_TARGETS = ("worst", "random", "best", "ground_truth")
 MASK_RATES = (0.2, 0.4, 0.8, 1.0)
-EXAMPLES = 3
+EXAMPLES, PUSHED = 3, 5
 
 
 class Kept:
     """A scorer that keeps what it gave last."""
 
     def __init__(self, scorer: Any):
-        self.scorer, self.scores = scorer, None
+        self.scorer, self.scores, self.samples = scorer, None, None
 
     def __call__(self, samples: Any, batch: Any) -> Any:
-        self.scores = self.scorer(samples, batch)
+        self.samples, self.scores = samples, self.scorer(samples, batch)
         return self.scores
+
+    def pushes(self, size: int) -> np.ndarray:
+        """(size,) the sum of the advantages of the samples in which each token was drawn, divided by their number."""
+        rewards, draws = self.scores.rewards.cpu().double(), self.samples.draws.cpu()
+        advantages = (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True).clamp(min=1e-6)
+        of_draws = advantages[self.samples.hidden.cpu().nonzero()[:, 0]] / draws.shape[1]
+        return np.bincount(draws.flatten(), of_draws.flatten(), minlength=size)
 
 
 def build(args: argparse.Namespace, rows: Any, static_target: str, folder: str) -> SemiOfflineTrainer:
@@ -68,21 +76,23 @@ def build(args: argparse.Namespace, rows: Any, static_target: str, folder: str) 
 @torch.no_grad()
 def draw(
     trainer: SemiOfflineTrainer, mask_rate: float, many: int, seed: int, top_k: int = 0
-) -> tuple[np.ndarray, list[list[str]], list[str]]:
-    """(N, K) rewards, the samples, and the static targets with their masks."""
+) -> tuple[np.ndarray, list[list[str]], list[str], np.ndarray]:
+    """(N, K) rewards, the samples, the static targets with their masks, and (V,) what the gradient pushes up."""
     trainer.args.mask_rate, trainer.args.num_samples, trainer.args.top_k = mask_rate, many, top_k
     trainer.policy.eval()
     keep = Kept(trainer.scorer)
     rewards, texts, shown, size = [], [], [], trainer.args.train_batch_size
+    pushes = np.zeros(len(trainer.policy.allowed))
     for start in range(0, len(trainer.train_dataset), size):
         examples = [trainer.train_dataset[n] for n in range(start, min(start + size, len(trainer.train_dataset)))]
         batch = trainer.data_collator(examples)  # type: ignore[arg-type]
         with trainer.accelerator.autocast():
             output = trainer.method.step(trainer.policy, batch, keep, Randomness(seed, 0))  # type: ignore[arg-type]
         rewards.append(keep.scores.rewards.cpu().numpy())
+        pushes += keep.pushes(len(pushes))
         texts += keep.scores.texts
         shown += [row["masked_target"] for row in output.completions()[::many]]
-    return np.concatenate(rewards), texts, shown
+    return np.concatenate(rewards), texts, shown, pushes / len(texts)
 
 
 def score(values: np.ndarray, first: np.ndarray) -> dict[str, Any]:
@@ -120,7 +130,7 @@ def main() -> None:
                 name = next(iter(trainer.reward_set.functions))
                 greedy = np.array(trainer.evaluate_outputs(trainer.train_dataset).values[name])
             fill = draw(trainer, rate, 2, args.seed, top_k=1)[0][:, :1]
-            rewards, texts, shown = draw(trainer, rate, args.num_samples, args.seed)
+            rewards, texts, shown, pushes = draw(trainer, rate, args.num_samples, args.seed)
             said = [text for own in texts for text in own]
             wins = {"fill": (rewards > fill).mean(1), "output": (rewards > greedy[:, None]).mean(1)}
             values |= {(what, target, rate): own for what, own in wins.items()}
@@ -133,6 +143,10 @@ def main() -> None:
                     "fill_reward": float(fill.mean()),
                     "best_reward": float(rewards.max(1).mean()),
                     "repetition": float(np.mean(repetition(completions=said))),
+                    "pushed": [
+                        (str(trainer.policy.tokenizer.convert_ids_to_tokens(n)), float(pushes[n]))
+                        for n in np.argsort(-pushes)[:PUSHED].tolist()
+                    ],
                     "examples": [
                         {"target": shown[n], "sample": texts[n][0], "reward": float(rewards[n, 0])}
                         for n in range(min(EXAMPLES, len(rows)))

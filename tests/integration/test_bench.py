@@ -5,6 +5,7 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,6 +121,23 @@ def test_the_clock_looks_at_windows_after_the_warmup() -> None:
     assert len(clock.seconds) == 4
 
 
+def test_what_the_gradient_pushes_up() -> None:
+    """Of one input both positions are hidden, and the samples with token 7 are better by one standard deviation each
+    way; of the other all samples are alike. A token counts in every place where it was drawn."""
+    kept = load_benchmark("samples").Kept(None)
+    kept.samples = SimpleNamespace(
+        hidden=torch.tensor([[True, True], [False, True]]),
+        draws=torch.tensor([[7, 7, 5, 5], [7, 4, 4, 4], [7, 5, 7, 5]]),
+    )
+    kept.scores = SimpleNamespace(rewards=torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.3, 0.3, 0.3, 0.3]]))
+    one = 0.5 / torch.tensor([1.0, 1.0, 0.0, 0.0]).std().item()
+    pushes = kept.pushes(10)
+    assert pushes.shape == (10,)
+    assert pushes[7] == pytest.approx(3 * one / 4)
+    assert pushes[5] == pytest.approx(-2 * one / 4)
+    assert pushes[4] == pytest.approx(-one / 4)
+
+
 @pytest.fixture(scope="module")
 def peer() -> Any:
     """benchmarks/trl_grpo.py: what it does with its measurements needs no TRL."""
@@ -156,9 +174,14 @@ def test_what_samples_are_like(tmp_path: Path, monkeypatch) -> None:
         assert row["best_reward"] >= row["reward"]
         assert all(0 <= row["wins"][what]["mean"] <= 1 for what in ("fill", "output"))
         assert row["examples"][0]["sample"]
+        pushes = [push for _, push in row["pushed"]]
+        assert pushes == sorted(pushes, reverse=True)
     text = page.RENDERERS["samples"](result, tmp_path)
     assert text.count("| worst |") == 4
     assert text.count("| best |") == 2
+    assert "pushed up most" in text
+    older = {"rows": [{k: v for k, v in row.items() if k != "pushed"} for row in result["rows"]]}
+    assert "pushed up most" not in page.RENDERERS["samples"](result | older, tmp_path)
     claim = {"claim": "", "file": output.name, "metric": "fill", "mask_rate": 1.0, "better": "worst", "worse": "best"}
     assert claims.judge(claim, tmp_path)[1] == "unclear"
     with pytest.raises(UserError, match="does not have both"):

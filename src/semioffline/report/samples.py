@@ -6,17 +6,23 @@ from typing import Any
 
 from semioffline.report.table import as_lines, score
 
+PUSHED = 3
+"""So many of the tokens that the gradient raises are shown."""
+
 
 def markdown(result: dict[str, Any]) -> str:
     """Win rates and rewards, then one sample for each mask rate."""
     head = ["static target", "p_m", "wins over the fill, %", "over the output, %", "reward", "of the fill"]
     head += ["best of K", "repetition, %"]
     lines, seen = [], []
+    pushed = all("pushed" in row for row in result["rows"])
+    head += ["pushed up most"] * pushed
     for row in result["rows"]:
         wins = [score(row["wins"][what], percent=True) for what in ("fill", "output")]
         rewards = [f"{row[name]:.4f}" for name in ("reward", "fill_reward", "best_reward")]
         name = [row["static_target"], f"{row['mask_rate']:g}"]
-        lines.append([*name, *wins, *rewards, f"{100 * row['repetition']:.2f}"])
+        tokens = ", ".join(f"{_plain(token)} {push:.3f}" for token, push in row.get("pushed", [])[:PUSHED])
+        lines.append([*name, *wins, *rewards, f"{100 * row['repetition']:.2f}", *[tokens] * pushed])
         example = row["examples"][0]
         if row["static_target"] == result["rows"][0]["static_target"]:
             seen.append([*name, _plain(example["target"]), _plain(example["sample"]), f"{example['reward']:.3f}"])
