@@ -25,6 +25,7 @@ import torch
 from semioffline import SemiOfflineConfig, SemiOfflineTrainer
 from semioffline.cli.run_folder import commit, shown_command, versions
 from semioffline.evaluation import bootstrap_interval, paired_p_value
+from semioffline.losses import advantages
 from semioffline.randomness import Randomness
 from semioffline.rewards import load_reward
 from semioffline.tasks import Source, load_task
@@ -46,9 +47,8 @@ class Kept:
 
     def pushes(self, size: int) -> np.ndarray:
         """(size,) the sum of the advantages of the samples in which each token was drawn, divided by their number."""
-        rewards, draws = self.scores.rewards.cpu().double(), self.samples.draws.cpu()
-        advantages = (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True).clamp(min=1e-6)
-        of_draws = advantages[self.samples.hidden.cpu().nonzero()[:, 0]] / draws.shape[1]
+        values, draws = advantages(self.scores.rewards.cpu().double(), scale=True).values, self.samples.draws.cpu()
+        of_draws = values[self.samples.hidden.cpu().nonzero()[:, 0]] / draws.shape[1]
         return np.bincount(draws.flatten(), of_draws.flatten(), minlength=size)
 
 
