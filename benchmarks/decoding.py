@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from semioffline import generation, sampling
+from semioffline.algorithm import sampling
 from semioffline.cli.options import ModelOptions
-from semioffline.data import Collator, Examples
-from semioffline.decoding import Decoding
+from semioffline.data.examples import Collator, Examples
+from semioffline.policy import generation
+from semioffline.policy.decoding import Decoding
 from semioffline.tasks.files import load_rows
 
 KEYS, NUCLEUS = generation.shared_keys, sampling._nucleus

@@ -27,9 +27,9 @@ import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 
 from semioffline.cli.run_folder import commit, versions
-from semioffline.reward_pool import RewardPool
-from semioffline.reward_worker import Group
 from semioffline.rewards.rouge import Rouge
+from semioffline.scoring.pool import RewardPool
+from semioffline.scoring.worker import Group
 
 CASES = [
     (("rouge1", "rouge2", "rougeL"), True, 1),

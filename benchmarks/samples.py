@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from semioffline import SemiOfflineConfig, SemiOfflineTrainer
+from semioffline.algorithm.losses import advantages
+from semioffline.algorithm.randomness import Randomness
 from semioffline.cli.run_folder import commit, shown_command, versions
-from semioffline.evaluation import bootstrap_interval, paired_p_value
-from semioffline.losses import advantages
-from semioffline.randomness import Randomness
+from semioffline.evaluation.metrics import bootstrap_interval, paired_p_value
 from semioffline.rewards import load_reward
 from semioffline.tasks import Source, load_task
 

@@ -15,11 +15,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
+from semioffline.algorithm.tensors import Batch
 from semioffline.config import SemiOfflineConfig
-from semioffline.data import Collator, Examples
-from semioffline.policy import Policy
+from semioffline.data.examples import Collator, Examples
+from semioffline.policy.policy import Policy
 from semioffline.tasks import ads
-from semioffline.types import Batch
 
 BOS, PAD, EOS = 0, 1, 2
 SPECIAL: dict[str, Any] = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}

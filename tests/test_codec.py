@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from semioffline.codec import Codec
+from semioffline.policy.tokens import Codec
 
 NOTHING, PART, JOINED_MARK, JOINED_WORD, MARK, WORD = range(6)
 KINDS: dict[str, dict[str, int]] = {

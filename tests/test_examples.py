@@ -9,7 +9,7 @@ import pytest
 
 from pages import blocks, check_commands
 from semioffline.rewards import FAMILIES, REWARDS, load_reward
-from semioffline.scoring import RewardSet
+from semioffline.scoring.scorer import RewardSet
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "start.py")

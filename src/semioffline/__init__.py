@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semioffline.config import SemiOfflineConfig
-    from semioffline.policy import Policy
-    from semioffline.trainer import SemiOfflineTrainer
+    from semioffline.policy.policy import Policy
+    from semioffline.training.trainer import SemiOfflineTrainer
 
 try:
     __version__ = version("semioffline")
 except PackageNotFoundError:  # used from a source tree that is not installed
     __version__ = "dev"
 
-_HOME = {"SemiOfflineConfig": "config", "SemiOfflineTrainer": "trainer", "Policy": "policy"}
+_HOME = {"SemiOfflineConfig": "config", "SemiOfflineTrainer": "training.trainer", "Policy": "policy.policy"}
 __all__ = ["Policy", "SemiOfflineConfig", "SemiOfflineTrainer", "__version__"]
 
 

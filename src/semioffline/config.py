@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from transformers import SchedulerType, TrainingArguments, get_scheduler
 
-from semioffline.data import STATIC_TARGETS
-from semioffline.decoding import Decoding
+from semioffline.algorithm.losses import ANCHORS, BASELINES, GOLD_REWARDS, LOSS_SCALES
+from semioffline.algorithm.masking import MASK_PATTERNS, MASK_UNITS, OBSERVATIONS
+from semioffline.data.examples import STATIC_TARGETS
 from semioffline.errors import UserError, told_in_one_line
-from semioffline.losses import ANCHORS, BASELINES, GOLD_REWARDS, LOSS_SCALES
-from semioffline.masking import MASK_PATTERNS, MASK_UNITS, OBSERVATIONS
-from semioffline.policy import TRUNCATION_SIDES
+from semioffline.policy.decoding import Decoding
+from semioffline.policy.policy import TRUNCATION_SIDES
 
 
 def option(default: Any, help: str) -> Any:

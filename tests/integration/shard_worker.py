@@ -13,11 +13,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from toy import KINDS, build_config, build_model, build_tokenizer, build_uneven_rows
 
-from semioffline.data import Collator, Examples
+from semioffline.algorithm.randomness import Randomness
+from semioffline.data.examples import Collator, Examples
 from semioffline.methods import load_method
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import RewardSet, Scorer
 
 METHODS = ("mft", "semi_offline")
 SIZE = 8

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from toy import build_uneven_rows, train, weights
 
-from semioffline.randomness import Randomness
+from semioffline.algorithm.randomness import Randomness
 
 REFRESH = {"refresh_every": 2, "max_completion_length": 16}
 CASES = {

@@ -18,7 +18,7 @@ from semioffline.cli import compare, main
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
 from semioffline.cli.run_folder import shown_command
 from semioffline.config import SemiOfflineConfig
-from semioffline.data import Examples
+from semioffline.data.examples import Examples
 from semioffline.errors import UserError
 from semioffline.report import claims, page, samples
 from semioffline.report.page import fill

@@ -13,19 +13,19 @@ import pytest
 import torch
 from datasets import Dataset
 
-from semioffline import comparison
 from semioffline.cli import main
 from semioffline.cli.compare import OWN, CompareOptions
 from semioffline.cli.compare import _by_method as by_method
 from semioffline.cli.compare import _divide as divide
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
 from semioffline.cli.run_folder import commit
-from semioffline.comparison import Plan, compare
 from semioffline.config import SemiOfflineConfig
 from semioffline.errors import UserError
-from semioffline.evaluation import paired_p_value
+from semioffline.evaluation.metrics import paired_p_value
+from semioffline.experiments import comparison
+from semioffline.experiments.comparison import Plan, compare
+from semioffline.experiments.summary import _reference
 from semioffline.report import table
-from semioffline.summary import _reference
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("compare-*.yaml"))
 FLAGS = ["--task", "ads", "--limit", "24", "--methods", "mft", "semi_offline", "--start_steps", "3", "--device", "cpu"]

@@ -7,9 +7,10 @@ import pytest
 import torch
 from toy import KINDS, build_trainer, build_uneven_rows, train, weights
 
-from semioffline import SemiOfflineConfig, graphs
+from semioffline import SemiOfflineConfig
+from semioffline.cuda import trunk as graphs
+from semioffline.cuda.update import ReplayedUpdate
 from semioffline.errors import UserError
-from semioffline.updates import ReplayedUpdate
 
 
 def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:

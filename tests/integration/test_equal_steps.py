@@ -15,7 +15,7 @@ from datasets import Dataset
 from steps_worker import CASES, REFRESH, ROWS, WRONG
 from toy import WITH_T5, build_rows, build_uneven_rows, train, weights
 
-from semioffline.randomness import Randomness
+from semioffline.algorithm.randomness import Randomness
 
 WHOLE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 CUTS = [

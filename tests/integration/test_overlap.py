@@ -12,7 +12,7 @@ from toy import KINDS, build_rows, build_trainer, build_uneven_rows, read_log, t
 
 from semioffline import SemiOfflineTrainer
 from semioffline.errors import UserError
-from semioffline.scoring import Scorer
+from semioffline.scoring.scorer import Scorer
 
 AWAY = {"overlap_rewards": True, "reward_workers": 2}
 HERE = {"overlap_rewards": False, "reward_workers": 0}

@@ -21,9 +21,9 @@ from toy import build_config
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from semioffline import Policy, SemiOfflineTrainer
-from semioffline.data import Examples
-from semioffline.decoding import Decoding
-from semioffline.evaluation import Evaluation, generate_ids, measure, paired_p_value
+from semioffline.data.examples import Examples
+from semioffline.evaluation.metrics import Evaluation, generate_ids, measure, paired_p_value
+from semioffline.policy.decoding import Decoding
 from semioffline.rewards import FAMILIES, REWARDS, load_reward
 from semioffline.tasks import ads
 

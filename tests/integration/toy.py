@@ -159,7 +159,9 @@ def start_process(target: Callable[..., None], *args: Any) -> Any:
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["semioffline.trainer", "semioffline.candidates", "semioffline.tasks.ads"])
+    context.set_forkserver_preload(
+        ["semioffline.training.trainer", "semioffline.data.candidates", "semioffline.tasks.ads"]
+    )
     process = context.Process(target=target, args=args)
     process.start()
     return process

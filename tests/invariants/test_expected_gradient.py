@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from semioffline.losses import Advantages, advantages, reinforce_dense, reinforce_sparse
-from semioffline.sampling import sampling_logits
+from semioffline.algorithm.losses import Advantages, advantages, reinforce_dense, reinforce_sparse
+from semioffline.algorithm.sampling import sampling_logits
 
 POSITIONS, V, FORBIDDEN = 2, 4, 3
 DRAWABLE = [token for token in range(V) if token != FORBIDDEN]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from semioffline.algorithm.randomness import Randomness
 from semioffline.methods.semi_offline import Method
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
+from semioffline.scoring.scorer import RewardSet, Scorer
 
 
 def constant(completions, **kwargs):

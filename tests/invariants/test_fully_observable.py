@@ -6,12 +6,12 @@ from itertools import product
 import pytest
 import torch
 
-from semioffline.masking import choose_hidden, mask_uniforms
+from semioffline.algorithm.masking import choose_hidden, mask_uniforms
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import draw_uniforms
+from semioffline.algorithm.tensors import Observation
 from semioffline.methods.semi_offline import Method
-from semioffline.randomness import Randomness
-from semioffline.sampling import draw_uniforms
-from semioffline.scoring import Scores
-from semioffline.types import Observation
+from semioffline.scoring.scorer import Scores
 
 K = 4
 RANDOMNESS = Randomness(seed=0, step=3)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from semioffline.masking import hide, mask_uniforms
+from semioffline.algorithm.masking import hide, mask_uniforms
+from semioffline.algorithm.randomness import Randomness
 from semioffline.methods.semi_offline import Method
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
+from semioffline.scoring.scorer import RewardSet, Scorer
 
 KINDS = ["bart", "t5", "t5_tied", "llama", "gpt2"]
 RANDOMNESS = Randomness(seed=0, step=3)

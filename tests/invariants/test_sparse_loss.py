@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from semioffline.losses import Advantages, advantages, reinforce_sparse
-from semioffline.masking import hide, mask_uniforms
+from semioffline.algorithm.losses import Advantages, advantages, reinforce_sparse
+from semioffline.algorithm.masking import hide, mask_uniforms
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import draw, draw_uniforms, sampling_logits
+from semioffline.algorithm.tensors import Row
 from semioffline.methods.semi_offline import Method
-from semioffline.randomness import Randomness
-from semioffline.sampling import draw, draw_uniforms, sampling_logits
-from semioffline.scoring import Scores
-from semioffline.types import Row
+from semioffline.scoring.scorer import Scores
 
 KINDS = ["bart", "t5", "t5_tied", "llama", "llama_tied", "gpt2"]
 K, TEMPERATURE = 6, 0.7

@@ -7,14 +7,14 @@ import pytest
 import torch
 from datasets import Dataset
 
-from semioffline.data import Collator, Examples
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, StepOutput
+from semioffline.data.examples import Collator, Examples
 from semioffline.methods import BaseMethod, load_method
 from semioffline.methods.avg import sample_texts
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import RewardSet, Scorer
 from semioffline.tasks import ads
-from semioffline.types import Batch, StepOutput
 
 
 def total(output: StepOutput, batch: Batch) -> torch.Tensor:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Row
 from semioffline.errors import UserError
 from semioffline.methods import load_method
 from semioffline.methods.avg import rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Row
+from semioffline.scoring.scorer import RewardSet, Scorer
 
 
 def length(completions, **kwargs):

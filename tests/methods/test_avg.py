@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from semioffline import sampling
+from semioffline.algorithm import sampling
+from semioffline.algorithm.losses import reward_to_go, text_scores, token_log_p
+from semioffline.algorithm.randomness import Randomness
 from semioffline.errors import UserError
-from semioffline.losses import reward_to_go, text_scores, token_log_p
 from semioffline.methods import load_method
 from semioffline.methods.avg import rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
+from semioffline.scoring.scorer import RewardSet, Scorer
 
 
 def vowels(completions, **kwargs):

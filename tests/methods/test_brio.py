@@ -6,14 +6,14 @@ import pytest
 import torch
 from datasets import Dataset
 
-from semioffline.data import Collator, Examples
+from semioffline.algorithm.losses import ranking
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Row
+from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
-from semioffline.losses import ranking
 from semioffline.methods import load_method
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
+from semioffline.scoring.scorer import RewardSet, Scorer
 from semioffline.tasks import ads
-from semioffline.types import Row
 
 NAN = math.nan
 

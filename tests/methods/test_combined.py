@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from semioffline.data import Collator, Examples
+from semioffline.algorithm.randomness import Randomness
+from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.methods import load_method
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
-from semioffline.trainer import SemiOfflineTrainer
+from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.training.trainer import SemiOfflineTrainer
 
 
 def length(completions, **kwargs):

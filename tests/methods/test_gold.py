@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from semioffline.data import Collator, Examples
+from semioffline.algorithm.losses import gold
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Row
+from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
-from semioffline.losses import gold
 from semioffline.methods import load_method
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
-from semioffline.types import Row
+from semioffline.scoring.scorer import RewardSet, Scorer
 
 
 def step(method, policy, batch):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from semioffline.algorithm.randomness import Randomness
 from semioffline.methods import load_method
 from semioffline.methods.avg import greedy_texts, rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer
+from semioffline.scoring.scorer import RewardSet, Scorer
 
 
 def length(completions, **kwargs):

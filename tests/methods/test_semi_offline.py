@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Row
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
-from semioffline.randomness import Randomness
-from semioffline.scoring import RewardSet, Scorer, Scores
-from semioffline.types import Row
+from semioffline.scoring.scorer import RewardSet, Scorer, Scores
 
 K = 6
 RANDOMNESS = Randomness(seed=0, step=3)

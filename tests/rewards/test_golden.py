@@ -13,7 +13,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from rewards.make_golden import PAIRS, PATH
 from semioffline.errors import UserError
-from semioffline.evaluation import corpus_value
+from semioffline.evaluation.metrics import corpus_value
 from semioffline.rewards import load_reward, meteor
 from semioffline.rewards.lmqg import LmqgRougeL
 

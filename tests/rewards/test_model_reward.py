@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from semioffline.errors import UserError
 from semioffline.rewards import load_reward
 from semioffline.rewards.model import ModelReward
-from semioffline.scoring import RewardSet
+from semioffline.scoring.scorer import RewardSet
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green", "blue", "shoe", "lamp"]
 PROMPTS = ["shoe", "lamp lamp", "red lamp", "blue"]

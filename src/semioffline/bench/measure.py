@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, StepOutput, Term
 from semioffline.bench.models import SHAPES, Shape, Texts, build_policy, words
 from semioffline.config import SemiOfflineConfig
-from semioffline.cost import peak_memory
 from semioffline.errors import unknown
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.run_log import as_numbers
-from semioffline.scoring import Scorer
-from semioffline.trainer import SemiOfflineTrainer
-from semioffline.types import Batch, StepOutput, Term
+from semioffline.policy.meter import peak_memory
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
+from semioffline.training.run_log import as_numbers
+from semioffline.training.trainer import SemiOfflineTrainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -113,7 +113,7 @@ def run(plan: Plan, say: Callable[[str], None], keep: Callable[[list[dict[str, A
         row: dict[str, Any] = case._asdict()
         row |= {"source": SHAPES[case.shape].source, "target": SHAPES[case.shape].target}
         try:
-            with _silent("semioffline.data"):  # texts are cut on purpose
+            with _silent("semioffline.data.examples"):  # texts are cut on purpose
                 row |= measure(plan, case)
         except Exception as error:  # a case that fails must not cost the others; it stands in the result with its error
             row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from semioffline.errors import unknown
-from semioffline.policy import Policy
+from semioffline.policy.policy import Policy
 
 
 class Shape(NamedTuple):

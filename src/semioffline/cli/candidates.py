@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from semioffline.candidates import write_candidates
 from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, write_settings
 from semioffline.config import SemiOfflineConfig, option
-from semioffline.data import Examples
-from semioffline.decoding import Decoding
+from semioffline.data.candidates import write_candidates
+from semioffline.data.examples import Examples
 from semioffline.errors import UserError, unknown
-from semioffline.reward_set import RewardSet
+from semioffline.policy.decoding import Decoding
+from semioffline.scoring.reward_set import RewardSet
 
 STRATEGIES = ("diverse_beam", "sampling", "beam")
 
@@ -63,7 +63,7 @@ class CandidateOptions:
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.trainer import text_limits
+    from semioffline.training.trainer import text_limits
 
     types = [DataOptions, ModelOptions, CandidateOptions]
     task = parse("candidates", types, argv)[0].load_task()

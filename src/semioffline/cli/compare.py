@@ -21,10 +21,10 @@ from rich.console import Console
 from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, _take_config, at_least, parse
 from semioffline.cli.run_folder import about, open_folder, write_settings
 from semioffline.config import SemiOfflineConfig, option
-from semioffline.decoding import Decoding
 from semioffline.errors import UserError, unknown
 from semioffline.methods import load_method
-from semioffline.reward_set import RewardSet, check_names
+from semioffline.policy.decoding import Decoding
+from semioffline.scoring.reward_set import RewardSet, check_names
 
 OWN = ("seeds", "steps")
 """What --settings may say about a method that is not a setting of SemiOfflineConfig."""
@@ -80,7 +80,15 @@ class CompareOptions:
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.comparison import START, Plan, compare, labelled_folders, run_one, summarise, time_methods
+    from semioffline.experiments.comparison import (
+        START,
+        Plan,
+        compare,
+        labelled_folders,
+        run_one,
+        summarise,
+        time_methods,
+    )
 
     types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
     whole, only = _split_only(argv)
@@ -172,7 +180,7 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[st
 
     listed: the recipe's methods. --methods may leave some of them out; their settings are then not used.
     """
-    from semioffline.comparison import START
+    from semioffline.experiments.comparison import START
 
     if not options.reward:
         raise UserError("methods are compared by a reward: give --reward (a name, file.py:function or model:NAME)")
@@ -203,7 +211,7 @@ def _by_method(options: CompareOptions, args: SemiOfflineConfig, listed: list[st
 def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
     """The candidates that were made for all runs: one run by itself (--only METHOD:SEED) does not look at everything
     again. None: it must."""
-    from semioffline.candidates import OUTPUT
+    from semioffline.data.candidates import OUTPUT
 
     path, told = folder / "candidates" / OUTPUT, folder / "candidates" / "settings.json"
     if options.only in (None, "timing") or str(options.only).startswith("start:") or data.train_file is not None:
@@ -273,9 +281,9 @@ def prepare(
 ) -> tuple[Path, Any]:
     """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them.
     first: the settings of the M-FT stage."""
-    from semioffline.candidates import check_settings
+    from semioffline.data.candidates import check_settings
     from semioffline.tasks.files import load_rows
-    from semioffline.trainer import SemiOfflineTrainer
+    from semioffline.training.trainer import SemiOfflineTrainer
 
     check_names(options.reward)
     start = folder / "start" / "model"
@@ -357,10 +365,10 @@ def _with_candidates(
 ) -> Any:  # fmt: skip
     import torch
 
-    from semioffline.candidates import write_candidates
-    from semioffline.data import Examples
+    from semioffline.data.candidates import write_candidates
+    from semioffline.data.examples import Examples
     from semioffline.tasks.files import load_rows
-    from semioffline.trainer import text_limits
+    from semioffline.training.trainer import text_limits
 
     say(f"candidates: {options.num_candidates} for each input")
     if options.candidate_rows is not None:

@@ -16,8 +16,8 @@ from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError
-from semioffline.evaluation import write_predictions
-from semioffline.reward_set import check_names
+from semioffline.evaluation.metrics import write_predictions
+from semioffline.scoring.reward_set import check_names
 
 
 @dataclass
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> None:
 
 
 def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[str, Any]:
-    from semioffline.trainer import SemiOfflineTrainer
+    from semioffline.training.trainer import SemiOfflineTrainer
 
     device = model.checked_device()
     task = data.load_task()
@@ -134,7 +134,7 @@ def _print_check(results: dict[str, Any], categories: list[str]) -> None:
 def _policy(model: ModelOptions, seed: int) -> Any:
     if model.model is not None:
         return model.load()
-    from semioffline.policy import Policy
+    from semioffline.policy.policy import Policy
     from semioffline.tasks import ads
 
     return Policy(ads.build_model(seed), ads.build_tokenizer())

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
-from semioffline.data import Examples
-from semioffline.evaluation import evaluate, write_predictions
-from semioffline.reward_set import RewardSet
+from semioffline.data.examples import Examples
+from semioffline.evaluation.metrics import evaluate, write_predictions
+from semioffline.scoring.reward_set import RewardSet
 
 
 @dataclass
@@ -31,7 +31,7 @@ class EvaluateOptions:
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.trainer import text_limits
+    from semioffline.training.trainer import text_limits
 
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()

@@ -78,7 +78,7 @@ class ModelOptions:
     def load(self, **kwargs: Any) -> Any:
         import torch
 
-        from semioffline.policy import Policy
+        from semioffline.policy.policy import Policy
 
         if self.model is None:
             raise UserError("which model? give --model NAME_OR_FOLDER")

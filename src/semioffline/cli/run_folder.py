@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semioffline import __version__
-from semioffline.candidates import write_aside
+from semioffline.data.candidates import write_aside
 from semioffline.errors import UserError
 
 _SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}

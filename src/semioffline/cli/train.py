@@ -16,7 +16,7 @@ from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
 from semioffline.config import SemiOfflineConfig, option
 from semioffline.errors import UserError, changes
-from semioffline.evaluation import write_predictions
+from semioffline.evaluation.metrics import write_predictions
 from semioffline.methods import check_method, load_method, method_names
 
 
@@ -104,7 +104,7 @@ _SAME = (_SAME | {field.name for kind in (DataOptions, TrainOptions) for field i
 
 def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: SemiOfflineConfig, folder: Path) -> dict:
     """Train, save folder/model, evaluate on the validation split if there is one, write result.json."""
-    from semioffline.trainer import SemiOfflineTrainer
+    from semioffline.training.trainer import SemiOfflineTrainer
 
     if options.resume:
         _check_same_run(folder, settings_of(data, model, options, args))

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, StepOutput, Term
 from semioffline.errors import UserError, unknown
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import Scorer
-from semioffline.types import Batch, StepOutput, Term
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
 
 
 class BaseMethod:

@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from semioffline.algorithm.losses import text_scores
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, StepOutput, Term, send
 from semioffline.errors import UserError
-from semioffline.losses import text_scores
 from semioffline.methods import BaseMethod
 from semioffline.methods.avg import log_rows, mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
 from semioffline.methods.ft import mle_row, mle_term
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import Scorer
-from semioffline.types import Batch, StepOutput, Term, send
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
 
 FILE = "value_head.safetensors"
 

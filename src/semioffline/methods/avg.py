@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semioffline.data import Tokens, pad
-from semioffline.decoding import Decoding
-from semioffline.losses import advantages, text_scores, token_log_p
+from semioffline.algorithm.losses import advantages, text_scores, token_log_p
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import sampling_logits, text_uniforms
+from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
+from semioffline.data.examples import Tokens, pad
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.sampling import sampling_logits, text_uniforms
-from semioffline.scoring import Scorer, Scores
-from semioffline.types import Batch, Row, StepOutput, Term, send
+from semioffline.policy.decoding import Decoding
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer, Scores
 
 
 class Method(BaseMethod):

@@ -2,14 +2,14 @@
 
 import torch
 
+from semioffline.algorithm.losses import ranking, text_scores, token_log_p
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
 from semioffline.errors import UserError
-from semioffline.losses import ranking, text_scores, token_log_p
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import Scorer
-from semioffline.types import Batch, Row, StepOutput, Term, send
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
 
 
 class Method(BaseMethod):

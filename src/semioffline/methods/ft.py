@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from semioffline.losses import mle
-from semioffline.masking import hide, mask_uniforms
+from semioffline.algorithm.losses import mle
+from semioffline.algorithm.masking import hide, mask_uniforms
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term
 from semioffline.methods import BaseMethod
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import Scorer
-from semioffline.types import Batch, Row, StepOutput, Term
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
 
 
 def mle_row(

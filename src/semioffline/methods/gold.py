@@ -8,15 +8,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from semioffline.data import Collator
+from semioffline.algorithm.losses import gold, reward_to_go, token_log_p
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
+from semioffline.data.examples import Collator
 from semioffline.errors import UserError
-from semioffline.losses import gold, reward_to_go, token_log_p
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import Scorer
-from semioffline.types import Batch, Row, StepOutput, Term, send
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
 
 FILE = "gold_rewards.safetensors"
 

@@ -1,11 +1,11 @@
 """M-FT: fine-tuning with masked decoder inputs, so that the model knows the mask token: where RL starts from."""
 
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, StepOutput
 from semioffline.methods import BaseMethod
 from semioffline.methods.ft import mle_row, mle_term
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import Scorer
-from semioffline.types import Batch, StepOutput
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
 
 
 class Method(BaseMethod):

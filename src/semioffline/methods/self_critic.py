@@ -2,7 +2,9 @@
 
 from functools import partial
 
-from semioffline.losses import text_scores
+from semioffline.algorithm.losses import text_scores
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, StepOutput, Term, send
 from semioffline.methods import BaseMethod
 from semioffline.methods.avg import (
     greedy_texts,
@@ -14,10 +16,8 @@ from semioffline.methods.avg import (
     sampled_row,
 )
 from semioffline.methods.ft import mle_row, mle_term
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.scoring import Scorer
-from semioffline.types import Batch, StepOutput, Term, send
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
 
 
 class Method(BaseMethod):

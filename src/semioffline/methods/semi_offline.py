@@ -11,11 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from semioffline.candidates import FreshTargets
-from semioffline.data import pick_static
-from semioffline.errors import UserError
-from semioffline.losses import Late, advantages_of_masks, sparse_factors
-from semioffline.masking import (
+from semioffline.algorithm.losses import Late, advantages_of_masks, sparse_factors
+from semioffline.algorithm.masking import (
     add_noise,
     append_target,
     choose_hidden,
@@ -24,13 +21,8 @@ from semioffline.masking import (
     scheduled_rate,
     with_end,
 )
-from semioffline.methods import BaseMethod
-from semioffline.methods.ft import mle_row, mle_term
-from semioffline.methods.gold import Method as Gold
-from semioffline.policy import Policy
-from semioffline.randomness import Randomness
-from semioffline.replayed import Replayed
-from semioffline.sampling import (
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import (
     allow_alike,
     allow_end,
     complete,
@@ -40,8 +32,16 @@ from semioffline.sampling import (
     join,
     sampling_logits,
 )
-from semioffline.scoring import PendingScores, Scorer, Scores
-from semioffline.types import Batch, Observation, Row, Samples, StepOutput, Term, Text, send
+from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, StepOutput, Term, Text, send
+from semioffline.cuda.functions import Replayed
+from semioffline.data.candidates import FreshTargets
+from semioffline.data.examples import pick_static
+from semioffline.errors import UserError
+from semioffline.methods import BaseMethod
+from semioffline.methods.ft import mle_row, mle_term
+from semioffline.methods.gold import Method as Gold
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import PendingScores, Scorer, Scores
 
 
 class Decision(NamedTuple):

@@ -1,0 +1,165 @@
+"""Which positions of a target the model must decide, and what it is shown instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from semioffline.algorithm.tensors import Observation, Text
+
+if TYPE_CHECKING:
+    from semioffline.algorithm.randomness import Randomness
+
+MASK_UNITS = ("token", "word")
+MASK_PATTERNS = ("random", "complementary", "suffix", "span", "mixed")
+OBSERVATIONS = ("masked", "full", "no_mask", "noisy", "all", "pre")
+
+
+def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit: str = "token") -> Observation:
+    """Replace each ordinary token by the mask token with probability `rate` (Definition 4 of the paper).
+
+    M_t ~ Bernoulli(rate) for every ordinary position t; the observation has the mask token where M_t = 1 and the
+    text's own token where M_t = 0. Special tokens and padding are never hidden. With unit "word" one number decides
+    for all pieces of a word (the published code instead lets a masked piece pull in the pieces after it, which hides
+    more than the rate says).
+
+    uniforms: (B, T) numbers in [0, 1); rate: a number or (B, 1).
+    """
+    return cover(text, _random(text, rate, uniforms, unit), mask_id)
+
+
+def cover(text: Text, hidden: Tensor, mask_id: int) -> Observation:
+    """The text with the mask token at the positions `hidden` (B, T)."""
+    return Observation(ids=text.ids.masked_fill(hidden, mask_id), hidden=hidden)
+
+
+def choose_hidden(
+    text: Text, rate: float, uniforms: Tensor, unit: str = "token", pattern: str = "random", span: float = 3.0
+) -> list[Tensor]:
+    """Which positions are hidden, (B, T): one mask, or two with the pattern "complementary".
+
+    random: each unit (token or word) by itself, with probability `rate`. complementary: that mask and all the other
+    ordinary positions, so that the two cover each one once. suffix: as many units as the random mask has, but the last
+    ones. span: runs of `span` units on average. mixed: as random, but each row has a rate of its own, so that contexts
+    with few masks, which are like those of decoding, are among those that are trained. The expected share is `rate` in
+    every pattern (of the first mask in "complementary"), and the numbers of a row decide for it alone.
+    """
+    if pattern == "suffix":
+        return [_suffix(text, rate, uniforms, unit)]
+    if pattern == "span":
+        return [_spans(text, rate, uniforms, unit, span)]
+    if pattern == "mixed":
+        return [_random(text, _own_rates(text, rate, uniforms), uniforms, unit)]
+    hidden = _random(text, rate, uniforms, unit)
+    return [hidden, text.ordinary & ~hidden] if pattern == "complementary" else [hidden]
+
+
+def with_end(text: Text, hidden: Tensor, end_id: int, after: int) -> Tensor:
+    """`hidden`, and the end token of each text that has `after` ordinary ones. It takes nothing from other positions:
+    nobody sees it."""
+    last = torch.arange(text.ids.shape[1], device=text.ids.device) == text.keep_mask.sum(1, keepdim=True) - 1
+    long_enough = text.ordinary.sum(1, keepdim=True) >= after
+    return hidden | (last & long_enough & (text.ids == end_id) & ~text.ordinary)
+
+
+def _random(text: Text, rate: float | Tensor, uniforms: Tensor, unit: str) -> Tensor:
+    if unit == "word":
+        uniforms = uniforms.gather(1, _word_starts(text.words))
+    return (uniforms < rate) & text.ordinary
+
+
+def _own_rates(text: Text, rate: float, uniforms: Tensor) -> Tensor:
+    """(B, 1) rates with mean `rate`: uniform over [0, 2 rate], or over [2 rate - 1, 1] where that would pass 1.
+
+    A row's number is that of its last token, which is EOS: it is never hidden, so the number decides nothing else.
+    """
+    last = text.keep_mask.sum(1, keepdim=True).clamp(min=1) - 1
+    low, high = max(0.0, 2.0 * rate - 1.0), min(1.0, 2.0 * rate)
+    return low + (high - low) * uniforms.gather(1, last)
+
+
+def _suffix(text: Text, rate: float, uniforms: Tensor, unit: str) -> Tensor:
+    """The last n units, n ~ Binomial(number of units, rate): the number that the random mask hides."""
+    begins = _unit_begins(text, unit)
+    many = (begins & (uniforms < rate)).sum(1, keepdim=True)
+    return text.ordinary & (begins.cumsum(1) > begins.sum(1, keepdim=True) - many)
+
+
+def _spans(text: Text, rate: float, uniforms: Tensor, unit: str, span: float) -> Tensor:
+    """A Markov chain over the units: a run ends with probability 1 / span and begins with rate / (span (1 - rate)).
+
+    Its stationary share is `rate`; the first unit starts there, so every unit is hidden with that probability. A rate
+    above span / (1 + span) leaves no room between runs of that length: they are rate / (1 - rate) long then.
+    """
+    if rate >= 1.0:
+        return text.ordinary
+    span = max(span, rate / (1.0 - rate))
+    stay, enter = 1.0 - 1.0 / span, rate / (span * (1.0 - rate))
+    begins, ordinary = _unit_begins(text, unit), text.ordinary
+    state = torch.zeros_like(begins[:, 0])
+    chance = torch.full_like(uniforms[:, 0], rate)
+    columns = []
+    for t in range(begins.shape[1]):
+        state = torch.where(begins[:, t], uniforms[:, t] < chance, state)
+        chance = torch.where(begins[:, t], torch.where(state, stay, enter).to(chance), chance)
+        columns.append(state & ordinary[:, t])
+    return torch.stack(columns, dim=1)
+
+
+def _unit_begins(text: Text, unit: str) -> Tensor:
+    """(B, T) True at the first token of every unit: at every ordinary token, or where a word begins."""
+    if unit == "token":
+        return text.ordinary
+    positions = torch.arange(text.words.shape[1], device=text.words.device)
+    return text.ordinary & (_word_starts(text.words) == positions)
+
+
+def _word_starts(words: Tensor) -> Tensor:
+    """(B, T) word numbers -> the position of the first token of each token's word."""
+    positions = torch.arange(words.shape[1], device=words.device).expand_as(words)
+    begins = torch.ones_like(words, dtype=torch.bool)
+    begins[:, 1:] = words[:, 1:] != words[:, :-1]
+    return torch.where(begins, positions, 0).cummax(1).values
+
+
+def mask_uniforms(text: Text, index: Tensor, randomness: Randomness, purpose: str) -> Tensor:
+    """(B, T) numbers for `hide`; a row's numbers do not depend on the padding of its batch."""
+    size, length = text.ids.shape
+    numbers = randomness.uniform(purpose, index, [length] * size).view(size, length).to(text.ids.device)
+    return torch.where(text.keep_mask, numbers, 1.0)
+
+
+def scheduled_rate(start: float, end: float | None, step: int, total: int) -> float:
+    """p_m at a step: from `start` at the first to `end` at the last of `total` steps, in a straight line."""
+    if end is None:
+        return start
+    done = min(step / max(total - 1, 1), 1.0)
+    return (1.0 - done) * start + done * end
+
+
+# ---- other observations than the paper's own (its ablations) ----
+
+
+def add_noise(observation: Observation, text: Text, rate: float, uniforms: Tensor) -> Observation:
+    """+Noisy Mask: a share `rate` of the hidden positions shows the text's token, as if it were not to be replaced."""
+    lied = observation.hidden & (uniforms < rate)
+    return Observation(torch.where(lied, text.ids, observation.ids), observation.hidden)
+
+
+def append_target(source: Text, text: Text, separator_id: int, pad_id: int) -> Text:
+    """+ALL: the source, a separator (unless the source ends with it already) and the whole static target."""
+    ids, words = [], []
+    for b in range(len(source.ids)):
+        own, whole = source.ids[b][source.keep_mask[b]], text.ids[b][text.keep_mask[b]]
+        between = own.new_full((0 if len(own) and own[-1] == separator_id else 1,), separator_id)
+        ids.append(torch.cat([own, between, whole]))
+        words.append(torch.full_like(ids[-1], -1))
+    kept = [torch.ones_like(row, dtype=torch.bool) for row in ids]
+    return Text(
+        pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        pad_sequence(kept, batch_first=True, padding_value=False),
+        pad_sequence(words, batch_first=True, padding_value=-1),
+    )

@@ -1,0 +1,150 @@
+"""K draws for every hidden position, from one forward pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from semioffline.algorithm.tensors import Observation, Samples, Text, send
+
+if TYPE_CHECKING:
+    from semioffline.algorithm.randomness import Randomness
+
+WIDTH = 1024
+"""Among so many tokens those that hold the mass of top_p are looked for first."""
+
+
+@torch.no_grad()
+def sampling_logits(
+    logits: Tensor, allowed: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> Tensor:
+    """The logits of the distribution that samples are drawn from: z / temperature, -inf outside the kept set.
+
+    logits: (M, V); allowed: (V,) or (M, V) False at ids that must never be drawn (special tokens, ids without a token).
+    Restricting the draw is exact for the RL gradient: the normaliser of the kept set does not depend on the sample,
+    and a constant in k cancels under zero-sum advantages.
+    """
+    z = logits.float() if temperature == 1.0 else logits.float() / temperature
+    z = z.masked_fill(~allowed, -torch.inf)
+    if top_k > 0:
+        kth = z.topk(min(top_k, z.shape[1]), dim=1).values[:, -1:]
+        z = z.masked_fill(z < kth, -torch.inf)
+    if top_p < 1.0:
+        z = z.masked_fill(~_nucleus(z.softmax(1), top_p), -torch.inf)
+    return z
+
+
+def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
+    """(M, V) True at the likeliest tokens, up to the one with which they hold the mass.
+
+    Nearly always some hundred tokens do. On a GPU, to find these takes a small part of the time of sorting the
+    vocabulary, which is left to the rows that need it. (That there are such rows is asked of the device, which waits.)
+    """
+    likely, order = probabilities.topk(min(width, probabilities.shape[1]), dim=1)
+    kept = torch.zeros_like(probabilities, dtype=torch.bool)
+    kept.scatter_(1, order, likely.cumsum(1) - likely < top_p)  # mass before this token; the first is always kept
+    if likely.shape[1] < probabilities.shape[1]:
+        wide = (likely.sum(1) < top_p).nonzero().squeeze(1)
+        if len(wide):
+            kept[wide] = _nucleus(probabilities[wide], top_p, probabilities.shape[1])
+    return kept
+
+
+@torch.no_grad()
+def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw by inverting the distribution function: (M, V) logits, (M, K) uniforms -> (M, K) ids, (M,) entropies.
+
+    The k-th draw at a position is the first token whose cumulative probability exceeds its number. One softmax serves
+    all K draws.
+    """
+    probabilities = z.softmax(1)
+    return _draw(probabilities, uniforms), torch.special.entr(probabilities).sum(1)
+
+
+def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    cumulative = probabilities.cumsum(1)
+    total = cumulative[:, -1:]
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    numbers = torch.minimum(send(uniforms, total.device) * total, below_total)
+    ids = torch.searchsorted(cumulative, numbers, right=True)
+    # NaN logits: let the loss be NaN, which is reported with step and rows
+    ids = ids.clamp(max=probabilities.shape[1] - 1)
+    # a parallel sum may round up at a token without probability: such a hair's breadth goes to the likeliest token
+    impossible = probabilities.gather(1, ids) == 0
+    return torch.where(impossible, probabilities.argmax(1, keepdim=True), ids)
+
+
+def text_uniforms(index: Tensor, many: int, longest: int, randomness: Randomness, purpose: str) -> Tensor:
+    """(B * many, longest) numbers for `Draws`, those of an example together. A token's does not depend on `longest`."""
+    numbers = randomness.uniform(purpose, index, [longest * many] * len(index))
+    return numbers.view(len(index), longest, many).transpose(1, 2).flatten(0, 1)
+
+
+class Draws:
+    """Chooses the tokens that `generate` samples: each row takes those that its own numbers fall on, whatever rows are
+    beside it. A logits processor."""
+
+    def __init__(self, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0):
+        """uniforms: (B, T), one for each row and token."""
+        self.uniforms, self.settings, self.position = uniforms, (temperature, top_k, top_p), 0
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.uniforms = send(self.uniforms, scores.device)
+        z = sampling_logits(scores, scores > -torch.inf, *self.settings)
+        drawn = _draw(z.softmax(1), self.uniforms[:, self.position, None])
+        self.position += 1
+        chosen = torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
+        return chosen.masked_fill_(scores.isnan().any(1, keepdim=True), torch.nan)  # `generate` refuses them
+
+
+def draw_uniforms(
+    observation: Observation, index: Tensor, num_samples: int, randomness: Randomness, purpose: str
+) -> Tensor:
+    """(M, K) numbers for `draw`, keyed by the example that each hidden position belongs to."""
+    counts = observation.hidden.sum(1).tolist()
+    return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
+
+
+def allow_alike(allowed: Tensor, kinds: Tensor, text: Text, observation: Observation) -> Tensor:
+    """(M, V): of `allowed` (V,), at each hidden position, the tokens of the same kind as the text's own there. In the
+    place of a special token every one."""
+    own = send(text.ids[observation.hidden], kinds.device)
+    alike = kinds[own][:, None] == kinds
+    return allowed & (alike | ~allowed[own][:, None])
+
+
+def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int, after: int) -> Tensor:
+    """(M, V): `allowed` (V,) or (M, V) at each hidden position, and the end token too where `after` ordinary tokens
+    precede."""
+    before = text.ordinary.cumsum(1) - text.ordinary.long()
+    late = send(before[observation.hidden] >= after, allowed.device)
+    ends = torch.arange(allowed.shape[-1], device=allowed.device) == end_id
+    return allowed | (late[:, None] & ends)
+
+
+def complete(text: Text, observation: Observation, draws: Tensor, end_id: int | None = None) -> Samples:
+    """Put the draws into the static text: K complete samples a row. Where end_id was drawn they end."""
+    return Samples(text, observation.hidden, draws, end_id)
+
+
+def join(parts: list[Samples]) -> Samples:
+    """Samples of the same rows under several masks, side by side: (B, K/n, T) each -> (B, K, T)."""
+    if len(parts) == 1:
+        return parts[0]
+    hidden, draws = torch.cat([part.hidden for part in parts]), torch.cat([part.draws for part in parts])
+    return Samples(parts[0].text, hidden, draws, parts[0].end_id)
+
+
+def drawn_log_p(logits: Tensor, draws: Tensor, allowed: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """(M, V) logits, (M,) drawn ids -> (M,) log-probabilities under the distribution drawn from, with gradient.
+
+    For samples that do not share their distributions, so that the normaliser does not cancel. The drawn token always
+    counts as kept: dropout or rounding may have pushed it out since.
+    """
+    draws = send(draws, logits.device)
+    kept = sampling_logits(logits, allowed, temperature, top_k, top_p) > -torch.inf
+    kept = kept.scatter(1, draws[:, None], True)
+    log_p = (logits.float() / temperature).masked_fill(~kept, -torch.inf).log_softmax(1)
+    return log_p.gather(1, draws[:, None]).squeeze(1)

@@ -1,0 +1,325 @@
+"""A faster trunk: compiled layers, and CUDA graphs, in which a step of many small kernels is launched as one.
+
+At small batches a large model's step takes as long as the host needs to launch its kernels, whatever their size. A
+graph is recorded once for each shape of the inputs and then replayed, forward and backward. Everything around it (the
+head at the wanted positions, draws, losses, the optimizer) runs as it does otherwise.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from semioffline.cuda.functions import count_recording, put
+from semioffline.errors import UserError
+from semioffline.policy.loading import is_peft
+
+logger = logging.getLogger(__name__)
+MOST = 12
+"""Shapes recorded for each module and turn. A graph holds on to the memory of its outputs and gradients."""
+TURNS = 2
+"""Passes of one step that may wait for their backward, each with memory of its own: `one+another` has two."""
+
+
+def is_plain(value: Any) -> bool:
+    """Something that a recording may have taken for granted."""
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def uncached_casts(device: str) -> torch.autocast:
+    """Autocast as it is, but a weight is cast at each use: one that is cast while recording has no value yet."""
+    half = torch.is_autocast_enabled(device)
+    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False)
+
+
+def refuse_adapter(model: Any) -> None:
+    if is_peft(model):
+        raise UserError("cuda_graphs does not go with an adapter: it sends the indices of its tokens at each use")
+
+
+class _Body(nn.Module):
+    """A module's forward as a function of tensors only, as recording wants it."""
+
+    def __init__(self, module: nn.Module, run: Callable[..., Any], names: list[str], rest: dict[str, Any]):
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self._run, self._names, self._rest = run, names, rest
+        self.kind: Any = None
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        output = self._run(**dict(zip(self._names, tensors, strict=True)), **self._rest)
+        self.kind = type(output)
+        return output.last_hidden_state
+
+
+class Recording(NamedTuple):
+    """A module's passes for inputs of one shape. Replayed, they read and write these tensors."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[], Any]
+    inputs: list[Tensor]
+    output: Tensor
+    gradient: Tensor
+    """Of the output."""
+    input_gradients: list[Tensor | None]
+    weights: list[tuple[nn.Parameter, Tensor]]
+    """Parameters and their gradients."""
+    anchor: Tensor | None
+    """Has a gradient, so that what comes out of the module has one; None where nothing in it has one."""
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return _Replay.apply(self, self.anchor, *tensors)
+
+
+class _Replay(torch.autograd.Function):
+    """The parameters do not go through autograd, which would take as long as a small model's pass: their gradients are
+    put in place here."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, anchor: Tensor | None, *tensors: Tensor) -> Tensor:
+        put(recording.inputs, tensors)
+        recording.forward()
+        ctx.recording = recording
+        return recording.output.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        recording: Recording = ctx.recording
+        recording.gradient.copy_(gradient)
+        recording.backward()
+        for parameter, own in recording.weights:
+            if parameter.grad is not None:
+                own.add_(parameter.grad)
+            parameter.grad = own
+        return None, None, *(None if own is None else own.detach() for own in recording.input_gradients)
+
+
+class _Key(NamedTuple):
+    """What a recording is for."""
+
+    turn: int
+    shapes: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    around: tuple[Any, ...]
+    """Autocast, and which parameters are trained."""
+
+
+class _Graph(NamedTuple):
+    """One recorded shape."""
+
+    body: _Body
+    replay: Recording
+
+
+def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+
+
+def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
+    """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module and turn
+    share."""
+    gc.collect()  # what an earlier step left of its autograd graph would be met in the recorded one
+    inputs = _copies(tensors)
+    parameters = [parameter for parameter in body.parameters() if parameter.requires_grad]
+    if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
+        raise UserError(
+            "cuda_graphs sets gradients itself, but hooks wait for them (a layer-wise optimizer?): do without"
+        )
+    wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    count_recording()
+
+    def differentiate(output: Tensor, gradient: Tensor) -> Any:
+        return torch.autograd.grad(output, wanted, gradient, allow_unused=True) if wanted else ()
+
+    with uncached_casts(tensors[0].device.type):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):  # the first runs load kernels, which recording must not
+            for _ in range(3):
+                output = body(*inputs)
+                differentiate(output, torch.empty_like(output))
+                del output
+        torch.cuda.synchronize()
+        with torch.cuda.graph(forward, pool=pool, capture_error_mode="thread_local"):
+            output = body(*inputs)
+        gradient = torch.empty_like(output)
+        found: Any = ()
+        if wanted:
+            with torch.cuda.graph(backward, pool=pool, capture_error_mode="thread_local"):
+                found = differentiate(output, gradient)
+    return recorded(forward.replay, backward.replay, inputs, output, gradient, parameters, found)
+
+
+def recorded(
+    forward: Callable[[], Any],
+    backward: Callable[[], Any],
+    inputs: list[Tensor],
+    output: Tensor,
+    gradient: Tensor,
+    parameters: list[nn.Parameter],
+    found: Sequence[Tensor | None],
+) -> Recording:
+    """found: gradients, first those of the inputs that have one, then those of the parameters."""
+    each = iter(found)
+    of_inputs = [next(each) if tensor.requires_grad else None for tensor in inputs]
+    weights = [(parameter, own) for parameter, own in zip(parameters, each, strict=True) if own is not None]
+    anchor = torch.zeros((), device=output.device, requires_grad=True) if found else None
+    return Recording(forward, backward, inputs, output.detach(), gradient, of_inputs, weights, anchor)
+
+
+class GraphedForward:
+    """Stands for a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments
+    that are neither tensors nor plain values, while `blocked`, while TURNS graphs wait for their backward, and after
+    MOST shapes.
+
+    The graphs of all shapes share their memory: one step needs one of them, from its forward to its backward. A pass
+    beside one that waits has its turn in other memory. It is recorded at the next step: what autograd knows of the
+    step that is under way, such as the use of a head's weight, would be met in the recording.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        run: Callable[..., Any] | None = None,
+        extra: Callable[[], dict[str, Tensor]] = dict,
+        blocked: Callable[[], bool] = bool,
+        record: Callable[[_Body, list[Tensor], Any], Recording] = record,
+    ):
+        """run: what to call in the place of the module's own forward; extra: gives tensors that it is to be called with
+        beside those that the model passes."""
+        self.module = module
+        self.extra, self.blocked = extra, blocked
+        self.plain = run or module.forward
+        self._names = list(inspect.signature(module.forward).parameters)
+        self._parameters = list(module.parameters())
+        self.graphs: dict[_Key, _Graph] = {}
+        self.weights: dict[nn.Parameter, None] = {}
+        """Parameters that get their gradients from graphs."""
+        self._record = record
+        self._warned = False
+        self._pools: list[Any] = [
+            torch.cuda.graph_pool_handle() if torch.cuda.is_available() else turn for turn in range(TURNS)
+        ]
+        self._later: dict[_Key, tuple[_Body, list[Tensor]]] = {}
+        """What waits to be recorded."""
+        self.busy: set[int] = set()
+        """Turns between forward and backward: their activations must not be overwritten."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = dict(zip(self._names, args, strict=False)) | kwargs | self.extra()
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+        rest = {name: value for name, value in kwargs.items() if not isinstance(value, Tensor)}
+        if (
+            not all(map(is_plain, rest.values()))
+            or self.blocked()
+            or not self.module.training
+            or not torch.is_grad_enabled()
+        ):
+            return self.plain(**kwargs)
+        key = self._find(tensors, rest)
+        if key is None:
+            return self.plain(**kwargs)
+        graph = self.graphs[key]
+        for parameter in self.weights:
+            if parameter.grad is not None:  # of a step before, which this one adds to; its place is used again
+                parameter.grad = parameter.grad.clone()
+        hidden = graph.replay(*tensors.values())
+        if hidden.requires_grad:
+            self.busy.add(key.turn)
+            hidden.register_hook(partial(self._release, key.turn))
+        else:  # nothing says when it is not needed any more
+            hidden = hidden.clone()
+        return graph.body.kind(last_hidden_state=hidden)
+
+    def _release(self, turn: int, gradient: Tensor) -> None:
+        self.busy.discard(turn)
+
+    def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Key | None:
+        """The recording that serves, which may be made here."""
+        turn = next((turn for turn in range(TURNS) if turn not in self.busy), None)
+        if turn is None:
+            return None
+        shapes = tuple((name, t.shape, t.dtype, t.requires_grad) for name, t in tensors.items())
+        trained = tuple(parameter.requires_grad for parameter in self._parameters)
+        key = _Key(turn, shapes, tuple(rest.items()), (torch.is_autocast_enabled(self._device), trained))
+        if not self.busy:
+            for other in [other for other in self._later if other.around == key.around]:
+                self._add(other, *self._later.pop(other))
+        if key not in self.graphs and key not in self._later:
+            if sum(known.turn == turn for known in [*self.graphs, *self._later]) >= MOST:
+                if not self._warned:
+                    logger.warning(
+                        "cuda_graphs: more than %d shapes of batches; the others run without a graph: "
+                        "raise pad_to_multiple_of",
+                        MOST,
+                    )
+                self._warned = True
+                return None
+            body = _Body(self.module, self.plain, list(tensors), rest)
+            if self.busy:
+                self._later[key] = body, _copies(tensors.values())
+            else:
+                self._add(key, body, list(tensors.values()))
+        return key if key in self.graphs else None
+
+    def _add(self, key: _Key, body: _Body, tensors: list[Tensor]) -> None:
+        self.graphs[key] = graph = _Graph(body, self._record(body, tensors, self._pools[key.turn]))
+        self.weights |= dict.fromkeys(parameter for parameter, _ in graph.replay.weights)
+
+    @property
+    def _device(self) -> str:
+        return self._parameters[0].device.type
+
+
+def compile_layers(policy: Any, **options: Any) -> None:
+    """torch.compile the layers of the trunk, each by itself: they are alike, so one or two compilations serve all.
+
+    What stands around them (how rows are laid out, the positions that are wanted) changes with every batch.
+    """
+    policy.layers_are_compiled = True
+    for stack in policy.stacks():
+        for blocks in [module for module in stack.modules() if isinstance(module, nn.ModuleList)]:
+            for block in blocks:
+                block.compile(**options)
+
+
+def use_cuda_graphs(policy: Any) -> None:
+    """Replay the passes of a policy's encoder and decoder."""
+
+    def at_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
+        """With the positions among the arguments: a graph must know every tensor that it reads."""
+
+        def run(*args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
+            policy.positions = positions
+            return forward(*args, **kwargs)
+
+        return run
+
+    def extra() -> dict[str, Tensor]:
+        return {} if policy.positions is None else {"positions": policy.positions}
+
+    refuse_adapter(policy.model)
+    policy.always_masked = True
+    policy.fixed = list(policy.parameters())
+    for stack in policy.stacks():
+        dropped = getattr(stack, "layerdrop", 0.0)
+        if dropped > 0:
+            raise UserError(f"cuda_graphs replays every layer, but layerdrop={dropped} leaves some out: set it to 0")
+        if not isinstance(stack.forward, GraphedForward):
+            stack.forward = GraphedForward(stack, at_positions(stack.forward), extra, lambda: policy.adds)
+
+
+def forget_step(policy: Any) -> None:
+    """A step that was broken off has no backward to wait for."""
+    for stack in policy.stacks():
+        stack.forward.busy.clear()

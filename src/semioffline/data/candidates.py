@@ -1,0 +1,226 @@
+"""Static targets: N candidates for each input, generated, scored and sorted. Resumable: nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import text_uniforms
+from semioffline.algorithm.tensors import Batch, Text
+from semioffline.data.examples import Collator, Examples, Tokens, pad
+from semioffline.data.lengths import text_limits
+from semioffline.errors import UserError, changes
+from semioffline.policy.decoding import Decoding
+from semioffline.policy.policy import Policy
+from semioffline.policy.tokens import Encoded
+from semioffline.scoring.calls import reward_columns
+from semioffline.scoring.reward_set import RewardSet
+
+OUTPUT = "candidates.jsonl"
+DIGEST = "digest"
+"""The name under which the settings hold the digest of the rows."""
+
+
+def write_candidates(
+    policy: Policy,
+    examples: Examples,
+    rows: Any,
+    decoding: Decoding,
+    rewards: RewardSet,
+    folder: str | Path,
+    settings: dict[str, Any],
+    batch_size: int = 16,
+    shard_size: int = 256,
+    seed: int = 0,
+) -> Path:
+    """Write folder/candidates.jsonl: `rows` with the columns `candidates` (best first) and `candidate_rewards` added.
+
+    `rows` are those of `examples` as they are stored, so that the new file is read with the same settings as the old.
+
+    The work is cut into shards. A shard is written aside and renamed when it is complete, so a run that was killed goes
+    on with the first missing shard. Draws are keyed by the example: a shard comes out the same whether or not the run
+    was interrupted. `settings` says what the shards were made with, and a digest of what the rows say is noted beside
+    them; others are refused once there is a shard. Only the batch size may change, for one that was too large.
+    """
+    folder = Path(folder)
+    shards = folder / "shards"
+    shards.mkdir(parents=True, exist_ok=True)
+    own = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed, "shard_size": shard_size}
+    own[DIGEST] = _digest(examples)
+    begun = any(shards.iterdir()) or (folder / OUTPUT).exists()  # else nothing was made with what is noted there
+    check_settings(folder / "settings.json", settings | own, "candidates", begun)
+    number = math.ceil(len(examples) / shard_size)
+    paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
+    missing = [n for n in range(number) if not paths[n].exists()]
+    if missing and not policy.is_finite():  # beams would take any tokens for the best, and sampling ends in an error
+        raise UserError("the model's weights are not finite: was its training stable?")
+    for n in tqdm(missing, desc="candidates", initial=number - len(missing), total=number, unit="shard"):
+        chosen = list(range(n * shard_size, min((n + 1) * shard_size, len(examples))))
+        made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed)
+        lines = [json.dumps(rows[i] | made[i], ensure_ascii=False, default=str) + "\n" for i in chosen]
+        write_aside(paths[n], "".join(lines))
+    if missing or not (folder / OUTPUT).exists():  # else others may be reading it
+        write_aside(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
+    return folder / OUTPUT
+
+
+def _make(
+    policy: Policy,
+    examples: Examples,
+    chosen: list[int],
+    decoding: Decoding,
+    rewards: RewardSet,
+    batch_size: int,
+    seed: int,
+) -> dict[int, dict[str, Any]]:
+    """row number -> candidates and candidate_rewards, best first"""
+    collate, many, made = Collator(policy.pad_id), decoding.num_return_sequences, {}
+    chosen = sorted(chosen, key=lambda n: -len(examples[n].source.ids))  # little padding
+    for start in range(0, len(chosen), batch_size):
+        part = [examples[n] for n in chosen[start : start + batch_size]]
+        batch = collate(part).to(policy.device)
+        uniforms = None
+        if decoding.strategy == "sampling":
+            uniforms = text_uniforms(batch.index, many, decoding.max_new_tokens, Randomness(seed, 0), "candidates")
+        with policy.meter.paused():
+            ids = policy.generate(batch.source, decoding, uniforms=uniforms)
+        texts = policy.decode(ids)
+        sums, _ = rewards(reward_columns(batch.columns, texts, ids, many))
+        for i, example in enumerate(part):
+            pairs = zip(sums[i * many : (i + 1) * many], texts[i * many : (i + 1) * many], strict=True)
+            # empty texts cannot be trained on, unscored ones cannot be ranked
+            kept = sorted((p for p in pairs if p[1] and not math.isnan(p[0])), key=lambda p: -p[0])
+            made[example.index] = {"candidates": [t for _, t in kept], "candidate_rewards": [r for r, _ in kept]}
+    return made
+
+
+def _digest(examples: Examples) -> str:
+    """Of what the rows say, in their order: all that candidates and their rewards are made from. Of a value that is
+    neither text nor number its type alone counts, because how it prints may change from one process to the next."""
+    encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode
+    digest = hashlib.blake2b(digest_size=16)
+    for example in examples.examples:
+        digest.update(encode([[name, example.columns[name]] for name in sorted(example.columns)]).encode())
+    return digest.hexdigest()
+
+
+def check_settings(path: Path, settings: dict[str, Any], what: str, begun: bool = True) -> None:
+    """Refuse a folder that holds what was made with other settings than these; note them in a new one, and in one where
+    nothing was made yet (begun=False), whatever an attempt that failed has noted there."""
+    if path.exists() and begun:
+        before = json.loads(path.read_text())
+        told = changes(before, settings, (settings.keys() | before.keys()) - {DIGEST})
+        if told:
+            raise UserError(f"{path.parent} holds {what} made with other settings ({told}): use another --output_dir")
+        known = DIGEST in before and DIGEST in settings  # folders of earlier versions do not say
+        if known and before[DIGEST] != settings[DIGEST]:
+            raise UserError(
+                f"{path.parent} holds {what} of other rows: the data has been changed since (its prompts, completions, "
+                "references or other columns): use another --output_dir"
+            )
+        return
+    write_aside(path, json.dumps(settings, indent=1))
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Complete or not at all, also where the process is killed."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+class Fresh(NamedTuple):
+    step: int
+    """When it was sampled."""
+    ids: list[int]
+    """Empty where the sample was: the static target of the data stays."""
+    words: list[int]
+
+
+class FreshTargets:
+    """Static targets that follow the policy: {example: its latest sample}. They are at most `refresh_every` steps old.
+
+    The steps are cut into blocks of that many. The first has the static targets of the data. Then a sample is made for
+    every example of the block before it is used, many at a time: when its step shows the batches that are to come, or
+    else with its own batch.
+    """
+
+    file_name = "static_targets.jsonl"
+
+    def __init__(self) -> None:
+        self.texts: dict[int, Fresh] = {}
+
+    def refresh(self, policy: Policy, batch: Batch, upcoming: list[Batch], args: Any, randomness: Randomness) -> None:
+        """upcoming: batches of this step and the next ones, where they are known. Every process learns the samples of
+        all."""
+        step = randomness.step
+        block = step - step % args.refresh_every
+        self.texts = {example: fresh for example, fresh in self.texts.items() if block <= fresh.step <= step}
+        if block == 0:
+            return
+        rows = {
+            example: (_tokens(part.source, b), part.columns["prompt"][b])
+            for part in upcoming or [batch]
+            for b, example in enumerate(part.index.tolist())
+            if example not in self.texts
+        }
+        order = sorted(rows, key=lambda example: (-len(rows[example][0].ids), example))  # little padding
+        size = max(args.per_device_eval_batch_size, args.per_device_train_batch_size)
+        new: dict[int, Fresh] = {}
+        for start in range(0, len(order), size):
+            new |= _sample(policy, {n: rows[n] for n in order[start : start + size]}, args, randomness)
+        parts = [new]
+        if upcoming and args.world_size > 1:
+            from accelerate.utils import gather_object
+
+            parts = gather_object(parts)
+        for known in parts:
+            self.texts |= known
+
+    def replace(self, static: Text, index: Tensor, pad_id: int) -> Text:
+        """The static targets, with the fresh ones in the place of those that have one."""
+        kept = []
+        for b, example in enumerate(index.tolist()):
+            fresh = self.texts.get(example)
+            kept.append(
+                Tokens.of(Encoded(fresh.ids, fresh.words, False)) if fresh and fresh.ids else _tokens(static, b)
+            )
+        return pad(kept, pad_id).to(static.ids.device)
+
+    def save(self, folder: Path) -> None:
+        lines = [
+            json.dumps({"example": example} | fresh._asdict()) + "\n" for example, fresh in sorted(self.texts.items())
+        ]
+        (folder / self.file_name).write_text("".join(lines))
+
+    def load(self, folder: Path) -> None:
+        path = folder / self.file_name
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self.texts = {row.pop("example"): Fresh(**row) for row in rows}
+
+
+def _tokens(text: Text, row: int) -> Tokens:
+    keep = text.keep_mask[row]
+    return Tokens(text.ids[row][keep].cpu().numpy(), text.words[row][keep].cpu().numpy())
+
+
+def _sample(policy: Policy, rows: dict[int, tuple[Tokens, str]], args: Any, randomness: Randomness) -> dict[int, Fresh]:
+    """A text for each example, given its source and its prompt. The numbers that it is drawn with are its own."""
+    sources, prompts = zip(*rows.values(), strict=True)
+    source, longest = pad(sources, policy.pad_id), text_limits(policy, args)[1]
+    uniforms = text_uniforms(torch.tensor([*rows]), 1, longest, randomness, "fresh")
+    texts = policy.decode(policy.generate(source, Decoding.as_trained(args, longest), uniforms=uniforms))
+    encoded = policy.encode_targets(texts, prompts, longest)
+    return {
+        example: Fresh(randomness.step, e.ids if text else [], e.words if text else [])
+        for example, text, e in zip(rows, texts, encoded, strict=True)
+    }

@@ -1,0 +1,333 @@
+"""Columns to tokens to batches."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from semioffline.algorithm.tensors import Batch, Text
+from semioffline.errors import UserError, unknown
+from semioffline.policy.policy import Encoded, Policy
+from semioffline.tasks.reading.messages import is_blank, text_problem
+
+logger = logging.getLogger(__name__)
+STATIC_TARGETS = ("ground_truth", "worst", "best", "random")
+SORTED_TOGETHER = 50
+"""Batches that are taken from one sorted part of the data: more of them leave less padding, and less chance."""
+_OURS = ("prompt", "completion", "references", "candidates", "candidate_rewards")
+
+
+@dataclass
+class Tokens:
+    """One tokenised text, small in memory."""
+
+    ids: np.ndarray
+    words: np.ndarray
+
+    @classmethod
+    def of(cls, encoded: Encoded) -> Tokens:
+        return cls(np.asarray(encoded.ids, dtype=np.int32), np.asarray(encoded.words, dtype=np.int32))
+
+
+@dataclass
+class Example:
+    index: int
+    source: Tokens
+    target: Tokens
+    static: list[Tokens]
+    """The static target; more than one when a step chooses among the candidates."""
+    columns: dict[str, Any]
+    candidates: list[Tokens] = field(default_factory=list)
+    """All candidates, best first, for methods that need them."""
+    candidate_rewards: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Truncation:
+    """How many texts were cut to the maximum length."""
+
+    prompts: int = 0
+    completions: int = 0
+    candidates: int = 0
+    of: int = 0
+
+    def __str__(self) -> str:
+        counts = f"{self.prompts} prompts, {self.completions} completions, {self.candidates} candidates"
+        return f"cut to the maximum length: {counts}, of {self.of:,} rows"
+
+
+class Examples(torch.utils.data.Dataset):
+    """A tokenised dataset. Rows are checked and tokenised once, in front, so that a bad row stops nothing halfway."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        policy: Policy,
+        max_prompt_length: int,
+        max_completion_length: int,
+        truncation_side: str | None = None,
+        static_target: str = "ground_truth",
+        progress: bool = True,
+        with_candidates: bool = False,
+    ):
+        check_columns(dataset, static_target, with_candidates)
+        self.with_candidates = with_candidates
+        side = truncation_side or ("right" if policy.is_encoder_decoder else "left")
+        self.examples: list[Example] = []
+        self.truncation = Truncation(of=len(dataset))
+        size = 1000
+        for start in tqdm(range(0, len(dataset), size), desc="tokenise", disable=not progress or len(dataset) <= size):
+            rows = dataset[start : start + size]
+            self.examples += self._tokenise(
+                rows, start, policy, max_prompt_length, max_completion_length, side, static_target
+            )
+        if self.truncation.prompts or self.truncation.completions or self.truncation.candidates:
+            logger.warning("%s", self.truncation)
+
+    def _tokenise(
+        self,
+        rows: dict[str, list],
+        start: int,
+        policy: Policy,
+        max_prompt: int,
+        max_completion: int,
+        side: str,
+        static: str,
+    ) -> list[Example]:
+        rows = _messages_to_text(rows, start, policy)
+        prompts, completions = rows["prompt"], rows["completion"]
+        sources = policy.encode_sources(prompts, max_prompt, side)
+        targets = policy.encode_targets(completions, prompts, max_completion)
+        self.truncation.prompts += sum(e.truncated for e in sources)
+        self.truncation.completions += sum(e.truncated for e in targets)
+        examples = []
+        for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            chosen = _choose(rows, i, start + i, static)
+            candidates = policy.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
+            self.truncation.candidates += sum(e.truncated for e in candidates)
+            columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
+            references = rows.get("references", [None] * len(prompts))[i] or completions[i]
+            references = [references] if isinstance(references, str) else list(references)
+            columns |= {"prompt": prompts[i], "completion": completions[i], "references": references}
+            static_tokens = [Tokens.of(e) for e in candidates] or [Tokens.of(target)]
+            example = Example(start + i, Tokens.of(source), Tokens.of(target), static_tokens, columns)
+            if self.with_candidates:
+                ranked = _ranked(rows, i, start + i)
+                encoded = policy.encode_targets(
+                    [text for _, text in ranked], [prompts[i]] * len(ranked), max_completion
+                )
+                example.candidates = [Tokens.of(e) for e in encoded]
+                example.candidate_rewards = [reward for reward, _ in ranked]
+            examples.append(example)
+        return examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index]
+
+
+def as_dataset(rows: Any) -> Any:
+    """Rows as a user may have them -> something with columns."""
+    if isinstance(rows, list):
+        from datasets import Dataset
+
+        return Dataset.from_list(rows)
+    if not hasattr(rows, "column_names") or not hasattr(rows, "__len__"):
+        kind = type(rows).__name__
+        raise UserError(f"a dataset must be a datasets.Dataset, a list of rows, or a dict of these, not {kind}")
+    return rows
+
+
+def check_columns(dataset: Any, static_target: str = "ground_truth", with_candidates: bool = False) -> None:
+    names = dataset.column_names
+    for name in ("prompt", "completion"):
+        if name not in names:
+            raise UserError(
+                f"the data has no column '{name}' (it has: {', '.join(names)}): rename one, for instance "
+                f"--columns {name}={names[0] if names else 'THEIRS'}"
+            )
+    if len(dataset) == 0:
+        raise UserError("the dataset is empty: there is nothing to train on or evaluate")
+    if static_target not in STATIC_TARGETS:
+        raise unknown("static_target", static_target, STATIC_TARGETS)
+    for name in ("prompt", "completion"):
+        for row, text in enumerate(dataset[name]):
+            if problem := text_problem(name, text):
+                raise UserError(f"row {row}: {problem}")
+            if name == "completion" and is_blank(text):
+                raise UserError(f"row {row}: completion is {text!r}, but it must be a text that is not empty")
+    both = ["candidates", "candidate_rewards"]
+    needed = both if with_candidates else {"ground_truth": [], "random": both[:1]}.get(static_target, both)
+    for name in needed:
+        if name not in names:
+            who = "the method" if with_candidates else f"static_target={static_target}"
+            instead = "" if with_candidates else ", or use static_target=ground_truth"
+            raise UserError(f"{who} needs the column '{name}': make it with `semioffline candidates`{instead}")
+
+
+def _messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[str, list]:
+    """Conversational rows as texts: prompts as the model reads them, completions as the assistant's words.
+
+    What rewards and the log see as the prompt is that text, role marks and all; the messages are in a column of their
+    own, `messages`.
+    """
+    said = [value if isinstance(value, str) else value[0]["content"] for value in rows["completion"]]
+    rows = rows | {"completion": said}
+    if all(isinstance(prompt, str) for prompt in rows["prompt"]):
+        return rows
+    texts = [
+        prompt if isinstance(prompt, str) else _chat_text(prompt, start + i, policy)
+        for i, prompt in enumerate(rows["prompt"])
+    ]
+    return {"messages": rows["prompt"]} | rows | {"prompt": texts}
+
+
+def _chat_text(messages: list[dict[str, Any]], row: int, policy: Policy) -> str:
+    """A conversation through the tokenizer's chat template, up to where the assistant begins to speak."""
+    from jinja2 import TemplateError
+
+    tokenizer: Any = policy.tokenizer
+    if policy.is_encoder_decoder:
+        raise UserError(f"row {row}: the prompt is a list of messages, but an encoder-decoder model reads one text")
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"row {row}: the prompt is a list of messages, but the tokenizer has no chat template: take a model "
+            "that was trained on conversations, set tokenizer.chat_template, or give texts"
+        )
+    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise UserError(f"row {row}: the tokenizer's chat template refuses the messages: {error}") from error
+    alone = tokenizer("")["input_ids"]
+    adds_start = bool(alone) and alone[0] == tokenizer.bos_token_id  # then it must not stand in the text too
+    return text.removeprefix(tokenizer.bos_token) if adds_start else text
+
+
+def _choose(rows: dict[str, list], i: int, number: int, static_target: str) -> list[str]:
+    """The texts that may serve as the static target of row `number`; none means the ground truth."""
+    if static_target == "ground_truth":
+        return []
+    if not rows["candidates"][i]:
+        raise UserError(f"row {number} has no candidates, but static_target={static_target} needs at least one")
+    if static_target == "random":
+        return list(rows["candidates"][i])
+    return [_ranked(rows, i, number)[0 if static_target == "best" else -1][1]]
+
+
+def _ranked(rows: dict[str, list], i: int, number: int) -> list[tuple[float, str]]:
+    """The candidates of row `number` with their rewards, best first."""
+    candidates, rewards = rows["candidates"][i] or [], rows["candidate_rewards"][i] or []
+    if not candidates:
+        raise UserError(f"row {number} has no candidates: make some with `semioffline candidates`, or leave it out")
+    if len(rewards) != len(candidates) or any(r is None or math.isnan(r) for r in rewards):
+        raise UserError(
+            f"row {number}: {len(candidates)} candidates need as many candidate_rewards, but they are {rewards}"
+        )
+    return sorted(zip(rewards, candidates, strict=True), key=lambda pair: -pair[0])
+
+
+def pad(tokens: Sequence[Tokens], pad_id: int) -> Text:
+    """Texts of different lengths to one tensor, padded on the right."""
+    length = max(len(t.ids) for t in tokens)
+    ids = np.full((len(tokens), length), pad_id, dtype=np.int64)
+    words = np.full((len(tokens), length), -1, dtype=np.int64)
+    keep = np.zeros((len(tokens), length), dtype=bool)
+    for row, t in enumerate(tokens):
+        ids[row, : len(t.ids)] = t.ids
+        words[row, : len(t.ids)] = t.words
+        keep[row, : len(t.ids)] = True
+    return Text(torch.from_numpy(ids), torch.from_numpy(keep), torch.from_numpy(words))
+
+
+@dataclass
+class Collator:
+    """Examples to a Batch."""
+
+    pad_id: int
+
+    def __call__(self, examples: Sequence[Example]) -> Batch:
+        many = max(len(e.static) for e in examples)
+        static = [e.static[n % len(e.static)] for e in examples for n in range(many)]
+        columns = {name: [e.columns[name] for e in examples] for name in examples[0].columns}
+        return Batch(
+            index=torch.tensor([e.index for e in examples]),
+            source=pad([e.source for e in examples], self.pad_id),
+            target=pad([e.target for e in examples], self.pad_id),
+            static=pad(static, self.pad_id),
+            columns=columns,
+            static_counts=torch.tensor([len(e.static) for e in examples]) if many > 1 else None,
+            **self._candidates(examples),
+        )
+
+    def _candidates(self, examples: Sequence[Example]) -> dict[str, Any]:
+        most = max(len(e.candidates) for e in examples)
+        if not most:
+            return {}
+        filled = [t for e in examples for t in e.candidates + e.candidates[:1] * (most - len(e.candidates))]
+        rewards = [e.candidate_rewards + [math.nan] * (most - len(e.candidates)) for e in examples]
+        return {"candidates": pad(filled, self.pad_id), "candidate_rewards": torch.tensor(rewards)}
+
+
+class LikeLengths(Sampler[int]):
+    """Batches of rows of like lengths, in random order.
+
+    Transformers' own sampler has them in the order of their lengths, fifty batches from long to short again and again:
+    the model then forgets how to end a long text while it sees short ones, and the other way round.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed = np.asarray(lengths), batch_size, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        """The batch with the longest row comes first, so that a lack of memory shows at once; what fills no batch comes
+        last."""
+        random = np.random.default_rng((self.seed, self.epoch))
+        order = random.permutation(len(self.lengths))
+        rest = order[len(order) // self.batch_size * self.batch_size :]
+        parts = range(0, len(order) - len(rest), self.batch_size * SORTED_TOGETHER)
+        full = order[: len(order) - len(rest)]
+        grouped = [part[np.argsort(self.lengths[part])] for at in parts for part in [full[at : at + parts.step]]]
+        batches = np.concatenate([full[:0], *grouped]).reshape(-1, self.batch_size)
+        random.shuffle(batches)
+        if len(batches):
+            longest = self.lengths[batches].max(1).argmax()
+            batches[[0, longest]] = batches[[longest, 0]]
+        return iter([*batches.reshape(-1).tolist(), *rest.tolist()])
+
+
+def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:
+    """One of the static targets of each row: (B * n, T) -> (B, T). counts: (B,) a row's own number; uniforms: (B,)."""
+    many = len(static.ids) // len(counts)
+    chosen = (uniforms.to(counts.device) * counts).long()
+    rows = torch.arange(len(counts), device=counts.device) * many + chosen
+    return Text(static.ids[rows], static.keep_mask[rows], static.words[rows])
+
+
+class Epochs(TrainerCallback):
+    """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
+
+    sampler: LikeLengths | None = None
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if self.sampler is not None:
+            self.sampler.set_epoch(int(state.epoch or 0))

@@ -1,0 +1,1 @@
+"""Decode and score, with confidence intervals."""

@@ -1,0 +1,1 @@
+"""Several methods from one initial checkpoint, compared."""

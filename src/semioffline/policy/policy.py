@@ -1,0 +1,368 @@
+"""The policy: any Hugging Face text-generation model. The one place that knows encoder-decoder from decoder-only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
+
+from semioffline.algorithm.tensors import Row, Text, send
+from semioffline.policy.generation import Generator
+from semioffline.policy.loading import (
+    add_adapter,
+    add_mask_token,
+    check_tokenizer,
+    is_peft,
+    load_model,
+    mask_row_trains,
+    takes_block_mask,
+)
+from semioffline.policy.meter import Meter
+from semioffline.policy.packing import (
+    Layout,
+    block_mask,
+    hints,
+    pack,
+    pad_row,
+    pad_text,
+    places,
+    side_by_side,
+    widen,
+    without_ids,
+)
+from semioffline.policy.tokens import Codec, Encoded
+
+logger = logging.getLogger(__name__)
+TRUNCATION_SIDES = ("left", "right")
+__all__ = ["TRUNCATION_SIDES", "Encoded", "Policy"]
+
+
+class Policy(Codec, Generator, nn.Module):
+    """Wraps a model and its tokenizer, and hides the difference between the two kinds of model.
+
+    `forward` runs several target rows that share a source and returns logits only at the positions that are wanted.
+    They pass through the model's own output map (scaling, bias, soft-capping, adapters): a hook cuts the trunk's hidden
+    states down to those positions before the model's own forward applies its head.
+
+    Sources and rows may stay on the host: what the model needs of them is laid out there and sent without waiting. A
+    count or an index that is computed on the device would make the host wait for everything that the device has to do.
+    """
+
+    model: Any
+    allowed: Tensor
+    """(V,) True at ids that may be drawn."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        peft_config: Any = None,
+        share_prompt: bool = True,
+    ):
+        super().__init__()
+        self.tokenizer = tokenizer
+        check_tokenizer(tokenizer)
+        base = model.get_base_model() if is_peft(model) else model
+        self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
+        self.mask_id = add_mask_token(base, tokenizer, peft_config is not None or is_peft(model))
+        self.model = add_adapter(model, peft_config, self.mask_id) if peft_config is not None else model
+        if is_peft(self.model) and not mask_row_trains(self.base):
+            logger.warning("the mask token's embedding is frozen: add it to the adapter's trainable_token_indices")
+        pad_id = tokenizer.pad_token_id
+        self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
+        self.share_prompt = share_prompt and takes_block_mask(base)
+        self.layers_are_compiled = False
+        self.always_masked = False
+        """Give the model every mask, also where it could do without: it must not choose while a graph is recorded."""
+        self.fixed: list[nn.Parameter] | None = None
+        """All parameters, once they cannot be replaced any more: graphs were made of them."""
+        self.pad_multiple = 1
+        """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
+        self.register_buffer("allowed", self._allowed_ids(), persistent=False)
+        self.value_head: nn.Linear | None = None
+        self._selected: Tensor | None = None
+        self._chosen: Tensor | None = None
+        self.adds = False
+        """While embeddings are added to those of the tokens: a graph would not see them."""
+        self.positions: Tensor | None = None
+        """Of the tokens of several rows in one sequence of a decoder, while it runs."""
+        self._states: Tensor | None = None
+        self.watched: dict[str, Tensor] | None = None
+        """Set to {} before a step, it has the square of the norm that each loss's gradient has at the states that the
+        output map sees, after its backward: "mle" and "rl"."""
+        self._runner: Callable[..., Any] | None = None
+        self.meter = Meter(base.get_decoder(), base.get_encoder() if self.is_encoder_decoder else None)
+        base.get_decoder().register_forward_hook(self._cut)
+        if self.is_encoder_decoder and self.share_prompt and hasattr(base.get_decoder(), "embed_positions"):
+            base.get_decoder().embed_positions.register_forward_pre_hook(self._restart, with_kwargs=True)
+
+    # ---- loading and saving ----
+
+    @classmethod
+    def load(
+        cls, name: str, tokenizer: PreTrainedTokenizerBase | None = None, dtype: Any = torch.float32, **kwargs: Any
+    ) -> Policy:
+        """From a hub name or a folder: a full model, or an adapter saved by this library."""
+        model, tokenizer = load_model(name, tokenizer, dtype)
+        return cls(model, tokenizer, **kwargs)
+
+    @classmethod
+    def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase | None, **kwargs: Any) -> Policy:
+        """From anything that a model can be given as: a policy, a model, a hub name or a folder."""
+        if isinstance(model, Policy):
+            return model
+        if isinstance(model, str):
+            return cls.load(model, tokenizer, **kwargs)
+        return cls(model, tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path), **kwargs)
+
+    def save(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write a checkpoint that loads without this library: a full model with AutoModelFor..., an adapter with
+        peft's AutoPeftModelForCausalLM.from_pretrained(folder) or AutoPeftModelForSeq2SeqLM.
+
+        These give the base the row of a mask token that had to be added; PeftModel.from_pretrained(base, folder) does
+        not, and fails unless the base has it. Transformers ties a T5's own head when it resizes: where such a table had
+        to grow (those of T5 1.1 and Flan-T5 have room), Policy.load alone loads the adapter as it was.
+        """
+        if state_dict is not None:
+            state_dict = {k.removeprefix("model."): v for k, v in state_dict.items() if k.startswith("model.")}
+        self.model.save_pretrained(folder, state_dict=state_dict)
+        self.tokenizer.save_pretrained(folder)
+
+    # ---- what the trainer asks of a model ----
+
+    def is_finite(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        return all(bool(torch.isfinite(weight).all()) for weight in self.parameters())
+
+    @property
+    def config(self) -> Any:
+        return self.base.config
+
+    @property
+    def _keys_to_ignore_on_save(self) -> Any:
+        return self.base._keys_to_ignore_on_save
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Several walks over all modules in every step would take as long as a small model's step."""
+        return iter(self.fixed) if recurse and self.fixed is not None else super().parameters(recurse)
+
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        self.base.gradient_checkpointing_enable(*args, **kwargs)
+        if is_peft(self.model):
+            self.base.enable_input_require_grads()
+
+    def stacks(self) -> list[Any]:
+        """The decoder, and the encoder where there is one."""
+        return [self.base.get_decoder(), *([self.base.get_encoder()] if self.is_encoder_decoder else [])]
+
+    def max_positions(self) -> int | None:
+        """The longest sequence that the model's position table allows, if it has one."""
+        config = self.config.get_text_config(decoder=True)
+        for name in ("max_position_embeddings", "n_positions"):
+            limit = getattr(config, name, None)
+            if limit is not None and config.model_type not in ("t5", "mt5", "umt5", "longt5"):
+                return int(limit)
+        return None
+
+    def longest_output(self, source: Text, longest: int | None) -> int:
+        """How many new tokens there may be: `longest`, or 128, as far as the positions allow after these sources."""
+        longest, most = longest or 128, self.max_positions()
+        if most is None:
+            return longest
+        return max(min(longest, most - (0 if self.is_encoder_decoder else source.ids.shape[1])), 2)
+
+    def _allowed_ids(self) -> Tensor:
+        """(V,) True at ids that may be drawn: tokens of the tokenizer that are not special."""
+        size = self.base.get_output_embeddings().weight.shape[0]
+        special = set(self.tokenizer.all_special_ids)
+        special |= {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        ids = [i for i in self.tokenizer.get_vocab().values() if i < size and i not in special]
+        allowed = torch.zeros(size, dtype=torch.bool)
+        allowed[ids] = True
+        return allowed
+
+    @cached_property
+    def kinds(self) -> Tensor:
+        """(V,) what each token that may be drawn is, as `kinds_of` says; -1 at the others."""
+        ids = self.allowed.nonzero().squeeze(1)
+        found = torch.full(self.allowed.shape, -1, device=self.allowed.device)
+        found[ids] = torch.tensor(self.kinds_of(ids.tolist()), device=found.device)
+        return found
+
+    # ---- the forward pass ----
+
+    @contextmanager
+    def through(self, wrapped: nn.Module) -> Iterator[None]:
+        """Run `predict` through `wrapped` (this module in DDP, FSDP, ...), which must see every use of a parameter."""
+        object.__setattr__(self, "_runner", wrapped)  # not as a submodule: this module is inside it
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "_runner", None)
+
+    @overload
+    def predict(self, source: Text, rows: list[Row], with_values: Literal[False] = False) -> list[Tensor]: ...
+
+    @overload
+    def predict(
+        self, source: Text, rows: list[Row], with_values: Literal[True]
+    ) -> tuple[list[Tensor], list[Tensor]]: ...
+
+    def predict(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
+        """For each row, the logits (N, V) at its wanted positions, in row-major order. One pass over the source.
+
+        with_values: (logits, values), the value head's (N,) numbers at the same positions beside them.
+        """
+        return (self._runner or self)(source, rows, with_values)
+
+    def forward(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
+        with self.meter.announce([row.purpose for row in rows], len(source.ids)):
+            logits = self._run_seq2seq(source, rows) if self.is_encoder_decoder else self._run_causal(source, rows)
+        sizes = [int(row.wanted.sum()) for row in rows]
+        if self.watched is not None and self._chosen is not None and self._chosen.requires_grad:
+            names = ["mle" if row.purpose == "mle" else row.term for row in rows]
+            self._chosen.register_hook(partial(self._watch, self.watched, names, sizes))
+        self._chosen = None
+        if not with_values:
+            return list(logits.split(sizes))
+        if self.value_head is None or self._states is None:
+            raise RuntimeError("with_values=True needs a value head: call policy.add_value_head() before training")
+        values = self.value_head(self._states.float()).squeeze(1).float()
+        self._states = None
+        return list(logits.split(sizes)), list(values.split(sizes))
+
+    def add_value_head(self) -> nn.Linear:
+        """A linear map from decoder states to a number, 0 at first. The states are detached: it trains alone."""
+        if self.value_head is None:
+            head = self.base.get_output_embeddings()
+            self.value_head = nn.Linear(head.weight.shape[1], 1, device=self.device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+            self.fixed = None
+        return self.value_head
+
+    def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:
+        """Encode once. Rows stand behind one another in one sequence under a block mask, so that the decoder computes
+        the keys and values of the source once too; or (where the model takes none) they are len(rows) * B sequences."""
+        source = pad_text(source, self.pad_multiple, self.pad_id)
+        rows = [pad_row(row, self.pad_multiple, self.pad_id) for row in rows]
+        mask = self._source_mask(source.keep_mask)
+        states = self.base.get_encoder()(input_ids=send(source.ids, self.device), attention_mask=mask)[0]
+        together = self.share_prompt and (len(rows) > 1 or self.always_masked)
+        layout = side_by_side(rows, self.config.decoder_start_token_id, self.pad_id, together)
+        more: dict[str, Any] = {}
+        if together:
+            more["decoder_attention_mask"] = self._block_mask(layout)
+            self.positions = send(layout.positions[0], self.device)
+        elif len(rows) > 1:
+            states = states.repeat(len(rows), 1, 1)
+            mask = None if mask is None else mask.repeat(len(rows), *[1] * (mask.dim() - 1))
+        added = side_by_side(hints(rows), -1, -1, together).ids if hints(rows) else None
+        try:
+            return self._head_at(
+                torch.cat(layout.predicts),
+                added,
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                attention_mask=mask,
+                decoder_input_ids=layout.ids,
+                **more,
+            )
+        finally:
+            self.positions = None
+
+    def _source_mask(self, keep: Tensor) -> Tensor | None:
+        """What the encoder and the attention to it must see. Without padding there is no mask: the fastest kernels take
+        none. One that is complete already spares the model a look at its values, for which the host would wait."""
+        if not keep.is_cuda and keep.all() and not self.always_masked:
+            return None
+        if not self.share_prompt:
+            return send(keep.long(), self.device)
+        return self._as_attention_mask(send(keep, self.device)[:, None, None, :])
+
+    def _block_mask(self, layout: Layout) -> Tensor:
+        return self._as_attention_mask(block_mask(send(layout.segments, self.device)))
+
+    def _run_causal(self, source: Text, rows: list[Row]) -> Tensor:
+        """Rows behind one copy of the prompt under a block mask, or (where the model takes none) one sequence each."""
+        if self.share_prompt and (len(rows) > 1 or self.always_masked):
+            layout = pack(source, rows, self.pad_id, self.pad_multiple)
+            length = layout.ids.shape[1]
+            selected = [places(layout.predicts[r], row.wanted, length) for r, row in enumerate(rows)]
+            added = pack(without_ids(source), hints(rows), -1, self.pad_multiple).ids if hints(rows) else None
+            return self._head_at(
+                torch.cat(selected),
+                added,
+                input_ids=layout.ids,
+                position_ids=layout.positions,
+                attention_mask=self._block_mask(layout),
+            )
+        layouts = [pack(source, [row], self.pad_id, self.pad_multiple) for row in rows]
+        length = max(layout.ids.shape[1] for layout in layouts)
+        selected = [
+            places(layout.predicts[0], row.wanted, length) + r * len(source.ids) * length
+            for r, (layout, row) in enumerate(zip(layouts, rows, strict=True))
+        ]
+        ids = torch.cat([widen(layout.ids, length, self.pad_id) for layout in layouts])
+        alone = [pack(without_ids(source), [row], -1).ids for row in hints(rows)]
+        added = torch.cat([widen(one, length, -1) for one in alone]) if alone else None
+        return self._head_at(torch.cat(selected), added, input_ids=ids)
+
+    def _head_at(self, selected: Tensor, added: Tensor | None, **inputs: Any) -> Tensor:
+        """Run the model; its own output map sees only the hidden states at `selected` of the flattened batch."""
+        device = self.device
+        inputs = {name: send(v, device) if isinstance(v, Tensor) else v for name, v in inputs.items()}
+        self._selected = send(selected, device)
+        try:
+            with self._adding(None if added is None else send(added, device)):
+                return self.base(**inputs, use_cache=False, return_dict=True).logits[0]
+        finally:
+            self._selected = None
+
+    @contextmanager
+    def _adding(self, added: Tensor | None) -> Iterator[None]:
+        """Inside, the decoder's input embedding also adds the embeddings of `added` (B, L); -1 adds nothing.
+
+        The table's own forward gives them, so that they are scaled, or adapted, as those of the tokens shown.
+        """
+        if added is None:
+            yield
+            return
+
+        def add(table: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            return output + table.forward(added.clamp(min=0)) * (added >= 0)[..., None]
+
+        handle = self.base.get_decoder().get_input_embeddings().register_forward_hook(add)
+        self.adds = True
+        try:
+            yield
+        finally:
+            handle.remove()
+            self.adds = False
+
+    def _cut(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        if self._selected is not None:
+            states = output.last_hidden_state
+            chosen = states.reshape(-1, states.shape[-1]).index_select(0, self._selected)
+            output.last_hidden_state = chosen[None]
+            self._chosen = chosen
+            self._states = None if self.value_head is None else chosen.detach()
+        return output
+
+    @staticmethod
+    def _watch(watched: dict[str, Tensor], names: list[str], sizes: list[int], gradient: Tensor) -> None:
+        for name, part in zip(names, gradient.split(sizes), strict=True):
+            watched[name] = part.float().square().sum() + watched.get(name, 0.0)
+
+    def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Rows in one sequence: each starts at position 0."""
+        if self.positions is not None:
+            kwargs = kwargs | {"position_ids": self.positions}
+        return args, kwargs

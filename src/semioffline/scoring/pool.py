@@ -1,0 +1,263 @@
+"""Processes that score samples with built-in rewards while the model goes on. They live as long as this process.
+
+python -m semioffline.scoring.pool WORKERS is the one that deals the samples out to the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from semioffline.scoring.worker import Group, PoolError, deal, encode_message, read_groups, read_message, serve
+
+MOST = 16
+"""More processes than this gain little: a chunk is then scored faster than it is handed over."""
+LEAST = 8
+"""Samples that are worth a process of their own."""
+
+
+class Workers:
+    """Processes, each behind a pipe. Started as programs of their own: nothing of CUDA, of the user's script or of this
+    process's threads is in them, and they end when this process does, however it ends."""
+
+    def __init__(self, number: int, *program: str):
+        """program: a module of this package and its arguments; a worker that scores if there is none."""
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", *(program or ("semioffline.scoring.worker",))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+            for _ in range(number)
+        ]
+
+    def write(self, messages: Sequence[bytes]) -> None:
+        """One message for each of the first workers."""
+        try:
+            for worker, message in zip(self.processes, messages, strict=False):
+                worker.stdin.write(message)  # type: ignore[union-attr]
+                worker.stdin.flush()  # type: ignore[union-attr]
+        except (OSError, ValueError) as error:  # ValueError: closed before
+            raise self._ended() from error
+
+    def read(self, number: int) -> list[bytes]:
+        """All answers are read, also when one is an error: no pipe is left half full."""
+        answers = [read_message(worker.stdout) for worker in self.processes[:number]]  # type: ignore[arg-type]
+        heard = [answer for answer in answers if answer is not None]
+        if len(heard) < number:
+            raise self._ended()
+        for head, _ in heard:
+            if "error" in head:
+                raise PoolError(head["error"])
+        return [payload for _, payload in heard]
+
+    def _ended(self) -> PoolError:
+        self.close()
+        return PoolError("a process that scores samples has ended")
+
+    @property
+    def alive(self) -> bool:
+        return all(worker.poll() is None for worker in self.processes)
+
+    def close(self) -> None:
+        for worker in self.processes:
+            with contextlib.suppress(OSError):
+                worker.stdin.close()  # type: ignore[union-attr]
+        for worker in self.processes:
+            try:
+                worker.wait(2)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+            worker.stdout.close()  # type: ignore[union-attr]
+
+
+class RewardPool:
+    """What the training process talks to: one process, which deals the work out to workers of its own.
+
+    A thread that reads or writes a pipe must then wait for the interpreter, which the launching of kernels keeps busy:
+    up to some milliseconds each time. So there is one message and one answer, however many workers there are.
+    """
+
+    def __init__(self, number: int):
+        self._lock = threading.Lock()
+        self._tokenizer: str | None = None
+        self.dealer = Workers(1, *(("semioffline.scoring.pool", str(number)) if number > 1 else ()))
+
+    def ask(
+        self,
+        tokenizer: str,
+        rewards: Sequence[str],
+        groups: Sequence[Group],
+        columns: dict[str, list[Any]],
+        timeout: float | None = None,
+    ) -> Asked:
+        """Tell what will be scored. The pool is the caller's until it has the values, or closes what was asked.
+
+        tokenizer: the JSON of a fast one; columns: one value for each input.
+        """
+        needed = {name: [values[group.row] for group in groups] for name, values in columns.items()}
+        head = {"rewards": list(rewards), "timeout": timeout, "groups": [group.told() for group in groups]}
+        try:
+            request = encode_message(head | {"columns": needed})
+        except TypeError as error:
+            raise PoolError(f"a column cannot be handed over: {error}") from error
+        self._lock.acquire()
+        try:
+            if tokenizer != self._tokenizer:
+                self.dealer.write([encode_message({"tokenizer": tokenizer})])
+                self.dealer.read(1)
+                self._tokenizer = tokenizer
+            self.dealer.write([request])
+        except BaseException as error:
+            if not isinstance(error, PoolError):  # interrupted in the middle of a message
+                self.close()
+            self._lock.release()
+            raise
+        return Asked(self, len(rewards))
+
+    def release(self) -> None:
+        self._lock.release()
+
+    @property
+    def alive(self) -> bool:
+        return self.dealer.alive
+
+    def close(self) -> None:
+        self.dealer.close()
+
+
+class Asked:
+    """One request on its way: the draws go out, the values come back."""
+
+    def __init__(self, pool: RewardPool, rewards: int):
+        self._pool: RewardPool | None = pool
+        self._rewards = rewards
+
+    def send(self, draws: np.ndarray) -> None:
+        """draws: int32, group after group."""
+        assert self._pool is not None
+        self._pool.dealer.write([encode_message({}, draws.tobytes())])
+
+    def values(self) -> list[np.ndarray]:
+        """For each reward, the values of all samples."""
+        assert self._pool is not None
+        pool, self._pool = self._pool, None
+        try:
+            [answer] = pool.dealer.read(1)
+        except PoolError:
+            raise
+        except BaseException:  # interrupted: the answer would be taken for that of the next question
+            pool.close()
+            raise
+        finally:
+            pool.release()
+        return list(np.frombuffer(answer).reshape(self._rewards, -1))
+
+    def close(self) -> None:
+        """Give up what was not answered: its processes wait for draws, or are not read, and so they end."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool.release()
+            self._pool = None
+
+
+class Dealer:
+    """In the process that deals out: cuts the samples into even parts, one for each of its workers."""
+
+    def __init__(self, number: int):
+        self.workers = Workers(number)
+        self._groups: list[Group] = []
+        self._parts: list[list[Part]] = []
+
+    @property
+    def alive(self) -> bool:
+        return self.workers.alive
+
+    def close(self) -> None:
+        self.workers.close()
+
+    def load(self, tokenizer: str) -> None:
+        number = len(self.workers.processes)
+        self.workers.write([encode_message({"tokenizer": tokenizer})] * number)
+        self.workers.read(number)
+
+    def prepare(self, asked: dict[str, Any]) -> None:
+        self._groups = read_groups(asked)
+        self._parts = cut([group.many for group in self._groups], len(self.workers.processes))
+        messages = []
+        for parts in self._parts:
+            told = [self._groups[part.at].told(part.high - part.low) for part in parts]
+            columns = {name: [values[part.at] for part in parts] for name, values in asked["columns"].items()}
+            messages.append(encode_message(asked | {"groups": told, "columns": columns}))
+        self.workers.write(messages)
+
+    def score(self, draws: np.ndarray) -> bytes:
+        own = deal(self._groups, draws)
+        sent = [b"".join(own[part.at][:, part.low : part.high].tobytes() for part in parts) for parts in self._parts]
+        self.workers.write([encode_message({}, one) for one in sent])
+        answers = self.workers.read(len(sent))
+        rewards = len(answers[0]) // 8 // sum(part.high - part.low for part in self._parts[0])
+        return np.concatenate([np.frombuffer(answer).reshape(rewards, -1) for answer in answers], axis=1).tobytes()
+
+
+class Part(NamedTuple):
+    """Some samples of a group: from low on, below high."""
+
+    at: int
+    low: int
+    high: int
+
+
+def cut(counts: Sequence[int], number: int) -> list[list[Part]]:
+    """Groups of so many samples -> chunks of about equal numbers of samples, in order."""
+    starts = np.cumsum([0, *counts]).tolist()
+    total = starts[-1]
+    number = min(number, max(total // LEAST, 1))
+    edges = [n * total // number for n in range(number + 1)]
+    return [
+        [
+            Part(at, max(low - starts[at], 0), min(high, starts[at + 1]) - starts[at])
+            for at in range(len(counts))
+            if starts[at] < high and starts[at + 1] > low
+        ]
+        for low, high in zip(edges, edges[1:], strict=False)
+    ]
+
+
+_POOLS: dict[int, RewardPool] = {}
+
+
+def shared_pool(number: int) -> RewardPool:
+    """The pool of so many workers that every trainer of this process uses."""
+    if number not in _POOLS or not _POOLS[number].alive:
+        _POOLS[number] = RewardPool(number)
+    return _POOLS[number]
+
+
+@atexit.register
+def _close_all() -> None:
+    for pool in _POOLS.values():
+        pool.close()
+
+
+def spare_workers(processes: int = 1) -> int:
+    """How many cores of this machine are left for scoring, with so many training processes on it; 0 below four."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = cores // processes
+    return min(own - 2, MOST) if own >= 4 else 0
+
+
+if __name__ == "__main__":
+    serve(Dealer(int(sys.argv[1])))

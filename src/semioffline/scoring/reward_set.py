@@ -1,0 +1,122 @@
+"""Several reward functions as one: the weighted sum of what each returns, checked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from semioffline.errors import UserError
+from semioffline.rewards import FAMILIES, REWARDS, RewardFunction, load_reward
+from semioffline.scoring.calls import call, call_once, check, raised
+
+
+class RewardSet:
+    """One or more reward functions and their weights: the reward is the weighted sum."""
+
+    def __init__(
+        self,
+        rewards: Any,
+        weights: Sequence[float] | None = None,
+        processing_classes: Any = None,
+        device: Any = None,
+        timeout: float | None = None,
+    ):
+        given = list(rewards) if isinstance(rewards, (list, tuple)) else [rewards]
+        tokenizers = list(processing_classes) if isinstance(processing_classes, (list, tuple)) else [processing_classes]
+        tokenizers += [None] * (len(given) - len(tokenizers))
+        loaded = [load_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
+        self.timeout = timeout
+        self.functions: dict[str, RewardFunction] = {}
+        self.built_in: dict[str, str] = {}
+        """Those that any process can make again from a name: functions of the row and the text, without a device."""
+        for source, (name, function) in zip(given, loaded, strict=True):
+            unique = name if name not in self.functions else f"{name}_{len(self.functions)}"
+            self.functions[unique] = function
+            if _is_built_in(source, function):
+                self.built_in[unique] = source
+        self.weights = [1.0] * len(loaded) if weights is None else [float(w) for w in weights]
+        if len(self.weights) != len(loaded):
+            raise UserError(f"{len(loaded)} rewards but {len(self.weights)} reward_weights: give one weight for each")
+        if not np.isfinite(self.weights).all():
+            raise UserError(f"reward_weights={self.weights} must be finite")
+
+    def __call__(self, columns: dict[str, list[Any]]) -> tuple[list[float], dict[str, list[float]]]:
+        """Columns (with completions among them) -> the weighted sums and each function's values; NaN = left out."""
+        parts = self.call(columns)
+        return self.add(parts).tolist(), parts
+
+    def add(self, parts: Mapping[str, Any]) -> Any:
+        """The weighted sum of each function's values, in their order: an array, or a tensor where they are tensors."""
+        weighted = [
+            weight * (part if isinstance(part := parts[name], Tensor) else np.asarray(part))
+            for weight, name in zip(self.weights, self.functions, strict=True)
+        ]
+        return sum(weighted) if weighted else np.zeros(0)
+
+    def call(
+        self, columns: dict[str, list[Any]], rows: Sequence[int] | None = None, but: Sequence[str] = ()
+    ) -> dict[str, list[float]]:
+        """Each function's values, checked, except for those in `but`.
+
+        rows: the input that each sample belongs to; what is a function of input and text alone then scores identical
+        samples once.
+        """
+        texts = columns["completions"]
+        results: dict[str, list[float]] = {}
+        waiting: dict[str, Any] = {}
+        for name, function in self.functions.items():
+            if name in but:
+                continue
+            if rows is not None and name in self.built_in:
+                results[name] = call_once(name, function, columns, rows, self.timeout)
+                continue
+            out = call(name, function, columns, self.timeout)
+            if inspect.isawaitable(out):
+                waiting[name] = out
+            else:
+                results[name] = check(name, out, texts)
+        if waiting:
+            results |= {name: check(name, out, texts) for name, out in _await_all(waiting).items()}
+        return {name: results[name] for name in self.functions if name in results}
+
+
+def check_names(given: list[str]) -> None:
+    """Rewards by name, before anything else is done. Models are left alone: they take long to load."""
+    RewardSet([name for name in given if name.partition(":")[0] not in FAMILIES])
+
+
+def _is_built_in(given: Any, function: RewardFunction) -> bool:
+    if not isinstance(given, str) or not (given in REWARDS or given.startswith("length_penalty:")):
+        return False
+    return not getattr(function, "on_device", False) and not getattr(function, "single_process", False)
+
+
+_LOOP: list[asyncio.AbstractEventLoop] = []
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One loop in a thread of its own for the whole run: it works inside a notebook's loop too, and what a reward keeps
+    between steps (semaphores, HTTP clients) stays valid."""
+    if not _LOOP:
+        _LOOP.append(asyncio.new_event_loop())
+        threading.Thread(target=_LOOP[0].run_forever, daemon=True).start()
+    return _LOOP[0]
+
+
+def _await_all(waiting: dict[str, Any]) -> dict[str, Any]:
+    """Run coroutines at the same time."""
+
+    async def gather() -> list[Any]:
+        return await asyncio.gather(*waiting.values(), return_exceptions=True)
+
+    out = asyncio.run_coroutine_threadsafe(gather(), _event_loop()).result()
+    for name, value in zip(waiting, out, strict=True):
+        if isinstance(value, BaseException):
+            raise raised(name, value) from value
+    return dict(zip(waiting, out, strict=True))

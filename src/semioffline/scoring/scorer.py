@@ -1,0 +1,309 @@
+"""Samples to rewards: on the device, beside it in other processes, or here."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from semioffline.algorithm.losses import equal_rewards
+from semioffline.algorithm.tensors import Batch, HostCopy, Samples, send
+from semioffline.policy.policy import Policy
+from semioffline.scoring.calls import RewardError, columns_for, repeat, reward_columns
+from semioffline.scoring.device_rouge import on_device
+from semioffline.scoring.fast_decode import FastDecoder
+from semioffline.scoring.pool import Asked, shared_pool
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.worker import Group, PoolError, deal, texts_of
+
+__all__ = ["RewardError", "RewardSet", "Scorer", "Scores", "describe", "reward_columns"]
+logger = logging.getLogger(__name__)
+
+
+DESCRIBED = ("reward", "reward_std", "frac_reward_zero_std", "frac_reward_none", "rows_without_reward")
+
+
+def _summarise(rewards: Tensor, *parts: Tensor) -> Tensor:
+    """The numbers of `describe`, then the mean and the standard deviation of each part, in one tensor."""
+    floats = [part.float() for part in parts]
+    each = [number for part in floats for number in (part.nanmean(), _std(part.view(1, -1)).squeeze())]
+    return torch.stack([*describe(rewards).values(), *each])
+
+
+@dataclass
+class Scores:
+    """What samples are worth."""
+
+    rewards: Tensor
+    """(B, K), NaN where a sample is left out."""
+    parts: dict[str, Any]
+    """For each reward function, its B * K values."""
+    decode: Callable[[], list[str]]
+    """Gives the texts: they are wanted at every log only."""
+    seconds: float = 0.0
+    """Time that scoring took."""
+    summarise: Callable[..., Tensor] = _summarise
+    """Or the same as a graph."""
+
+    ready = True
+    waited = 0.0
+
+    @cached_property
+    def texts(self) -> list[list[str]]:
+        """B lists of K samples."""
+        texts, many = self.decode(), self.rewards.shape[1]
+        return [texts[i : i + many] for i in range(0, len(texts), many)]
+
+    @cached_property
+    def metrics(self) -> dict[str, float | Tensor]:
+        """What the log says about them; on the device where they were computed there."""
+        on_device = [values for values in self.parts.values() if isinstance(values, Tensor)]
+        parts = on_device or [torch.tensor(values, dtype=torch.float64) for values in self.parts.values()]
+        values = self.summarise(self.rewards if on_device else self.rewards.cpu(), *parts)
+        names = [*DESCRIBED, *(f"rewards/{name}/{what}" for name in self.parts for what in ("mean", "std"))]
+        numbers: Any = values.unbind() if on_device else values.tolist()
+        return dict(zip(names, numbers, strict=True)) | {"time/reward": self.seconds}
+
+
+class PendingScores:
+    """Scores on their way. Reading them waits for them; an error of a reward function is raised there."""
+
+    def __init__(self, future: Future[Scores]):
+        self._future = future
+        self.waited = 0.0
+        """Seconds that somebody waited."""
+
+    @property
+    def ready(self) -> bool:
+        return self._future.done()
+
+    def _wait(self) -> Scores:
+        started = time.perf_counter()
+        try:
+            return self._future.result()
+        finally:
+            self.waited += time.perf_counter() - started
+
+    @property
+    def rewards(self) -> Tensor:
+        return self._wait().rewards
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return self._wait().texts
+
+    @property
+    def metrics(self) -> dict[str, float | Tensor]:
+        return self._wait().metrics | {"time/reward_wait": self.waited}
+
+
+class Scorer:
+    """What a method calls: samples and their batch -> rewards.
+
+    overlap: scoring runs in a thread, and what reads the scores waits. workers: so many processes decode and score for
+    built-in rewards. on_device: what can be computed where the samples are, is; replay: as graphs, which
+    this makes. None of these changes a result.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reward_set: RewardSet,
+        overlap: bool = False,
+        workers: int = 0,
+        on_device: bool = False,
+        replay: Callable[..., Any] | None = None,
+    ):
+        self.policy = policy
+        self.reward_set = reward_set
+        self.overlap = overlap
+        self.on_device = on_device
+        self._replay = replay
+        self._summarise = _summarise if replay is None else replay(_summarise)
+        self._lock = threading.Lock()  # reward functions are called one at a time
+        self.workers = workers if reward_set.built_in and policy.tokenizer.is_fast else 0
+
+    def start_workers(self) -> None:
+        """Have them ready when the first samples come."""
+        if self.workers and not (self.on_device and self._device_rewards):
+            shared_pool(self.workers)
+
+    @cached_property
+    def _tokenizer(self) -> str:
+        return self.policy.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
+
+    def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
+        if self.on_device and (found := self._score_on_device(samples, batch)) is not None:
+            return found
+        if samples.end_id is not None:
+            ids = samples.token_lists()
+            return self.score_ids(ids, batch, len(ids) // len(batch))
+        draws = HostCopy(samples.draws.int())
+
+        def score() -> Scores:
+            groups, order = _groups(samples)
+            return self._score(groups, lambda: draws.wait().numpy()[order].reshape(-1), batch)
+
+        if not self.overlap:
+            return score()
+        future: Future[Scores] = Future()
+
+        def work() -> None:
+            try:
+                if self.policy.device.type == "cuda":
+                    torch.cuda.set_device(self.policy.device)  # a new thread starts with the first device
+                future.set_result(score())
+            except BaseException as error:  # raised again where the scores are read
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="rewards", daemon=True).start()
+        return PendingScores(future)
+
+    @cached_property
+    def _device_rewards(self) -> dict[str, Any]:
+        """All reward functions as they are on the device; empty if one of them is not."""
+        if self._decoder is None:
+            return {}
+        given = {
+            name: on_device(function, self._decoder, self.policy.device, self._replay)
+            for name, function in self.reward_set.functions.items()
+        }
+        return {} if None in given.values() else given
+
+    def _score_on_device(self, samples: Samples, batch: Batch) -> Scores | None:
+        """Nothing waits for these. None: only the host can score these rewards, or this batch."""
+        started, parts = time.perf_counter(), {}
+        for name, reward in self._device_rewards.items():
+            values = reward(samples, batch.columns["references"])
+            if values is None:
+                return None
+            parts[name] = values.view(-1)
+        if not parts:
+            return None
+        rewards = self.reward_set.add(parts).float().view(len(batch), -1)
+
+        def decode() -> list[str]:
+            if samples.end_id is not None:
+                return self.policy.decode(samples.token_lists())
+            groups, order = _groups(samples)
+            draws = samples.draws.int().cpu().numpy()[order].reshape(-1)
+            return self._decode(groups, draws)
+
+        return Scores(rewards, parts, decode, time.perf_counter() - started, self._summarise)
+
+    def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
+        """B * K token lists, the K samples of a row together. Waits: what calls this has nothing else to do."""
+        nowhere = np.zeros(0, np.int64)
+        groups = [Group(n // many, np.array(row, np.int32), nowhere, 1) for n, row in enumerate(ids)]
+        return self._score(groups, lambda: np.zeros(0, np.int32), batch)
+
+    def _score(self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch) -> Scores:
+        """wait: gives the draws, group after group, when they are there."""
+        with self._lock:
+            draws, started, parts = self._values(groups, wait, batch)
+        rewards = torch.from_numpy(self.reward_set.add(parts)).float().view(len(batch), -1)
+        seconds = time.perf_counter() - started
+        return Scores(send(rewards, batch.index.device), parts, lambda: self._decode(groups, draws), seconds)
+
+    def _values(
+        self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch
+    ) -> tuple[np.ndarray, float, dict[str, Any]]:
+        """The draws, when they came, and each reward's values: built-in ones from the workers, meanwhile the others in
+        this process. What fails in a worker is left to this process, where it fails again with the message it has
+        without workers."""
+        elsewhere = list(self.reward_set.built_in) if self.workers else []
+        draws: np.ndarray | None = None
+        started = time.perf_counter()
+        asked = None
+        try:
+            asked = self._ask_workers(groups, batch) if elsewhere else None
+            draws, started = wait(), time.perf_counter()
+            if asked is not None:
+                asked.send(draws)
+            parts = self._call(groups, draws, batch, but=elsewhere)
+            if asked is not None:
+                parts |= dict(zip(elsewhere, asked.values(), strict=True))
+        except PoolError as error:
+            logger.warning("scoring in this process, because the worker processes could not: %s", error)
+            draws = wait() if draws is None else draws
+            parts = self._call(groups, draws, batch, but=())
+        finally:
+            if asked is not None:
+                asked.close()
+        return draws, started, parts
+
+    def _call(self, groups: list[Group], draws: np.ndarray, batch: Batch, but: Sequence[str]) -> dict[str, Any]:
+        """Score in this process."""
+        if len(but) == len(self.reward_set.functions):
+            return {}
+        many = sum(group.many for group in groups) // len(batch)
+        texts = self._decode(groups, draws)
+        if len(self.reward_set.built_in) == len(self.reward_set.functions):  # they ask for no ids
+            columns = repeat(batch.columns, [many] * len(batch)) | {"completions": texts}
+        else:
+            columns = reward_columns(batch.columns, texts, _token_lists(groups, draws), many)
+        return self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)
+
+    def _decode(self, groups: list[Group], draws: np.ndarray) -> list[str]:
+        """The texts of all samples."""
+        if self._decoder is None:
+            return self.policy.decode(_token_lists(groups, draws))
+        return texts_of(self._decoder, groups, draws)
+
+    @cached_property
+    def _decoder(self) -> FastDecoder | None:
+        tokenizer: Any = self.policy.tokenizer
+        return FastDecoder(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
+
+    def _ask_workers(self, groups: list[Group], batch: Batch) -> Asked:
+        """Have built-in rewards scored in other processes. They are told before the samples are drawn."""
+        names = self.reward_set.built_in
+        needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
+        pool, timeout = shared_pool(self.workers), self.reward_set.timeout
+        return pool.ask(self._tokenizer, list(names.values()), groups, needed, timeout)
+
+
+def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
+    """Row after row, its samples under each mask; and the order that this gives to the rows of the draws."""
+    static, hidden = samples.text.ids.cpu().numpy().astype(np.int32), samples.hidden.cpu().numpy()
+    lengths, size, many = samples.text.keep_mask.sum(1).tolist(), len(static), samples.draws.shape[1]
+    masks = [at for b in range(size) for at in range(b, len(hidden), size)]
+    groups = [Group(at % size, static[at % size, : lengths[at % size]], hidden[at].nonzero()[0], many) for at in masks]
+    if len(hidden) == size:
+        return groups, slice(None)
+    ends = hidden.sum(1).cumsum()
+    rows = [np.arange(ends[at] - len(group.places), ends[at]) for at, group in zip(masks, groups, strict=True)]
+    return groups, np.concatenate(rows)
+
+
+def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
+    return [ids for group, own in zip(groups, deal(groups, draws), strict=True) for ids in group.ids(own)]
+
+
+def describe(rewards: Tensor) -> dict[str, Any]:
+    """What the log says about (B, K) rewards: a number each, where the rewards are."""
+    left_out = rewards.isnan()
+    numbers = (
+        rewards.nanmean(),
+        _std(rewards).mean(),
+        equal_rewards(rewards).float().mean(),
+        left_out.float().mean(),
+        left_out.all(1).float().sum(),
+    )
+    return dict(zip(DESCRIBED, numbers, strict=True))
+
+
+def _std(rewards: Tensor) -> Tensor:
+    """(B, K) -> (B,) standard deviation of the samples that count."""
+    counts = (~rewards.isnan()).sum(1)
+    centred = (rewards - rewards.nanmean(1, keepdim=True)).nan_to_num(0.0)
+    return (centred.square().sum(1) / (counts - 1).clamp(min=1)).sqrt()

@@ -1,0 +1,176 @@
+"""One process of the reward pool: completes and decodes samples, scores them with built-in rewards, writes the values.
+
+python -m semioffline.scoring.worker is started by `pool` and talks through its standard input and output. It
+loads neither torch nor the user's program, and ends when its input does.
+
+A message is two lengths (unsigned, 4 bytes each), a JSON text and bytes:
+{"tokenizer": JSON}, answered by {};
+{"rewards": names, "timeout": seconds, "groups": [[row, static ids, places, samples], ...], "columns": {name: one value
+a group}}, which is known before the samples are drawn and is not answered;
+then {} with the draws (int32, group after group), answered by {} with the values (float64, reward after reward) or by
+{"error": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+LENGTHS = struct.Struct("<II")
+
+
+class PoolError(RuntimeError):
+    """A worker could not answer."""
+
+
+class Group(NamedTuple):
+    """Samples that share a text but for the tokens at some places."""
+
+    row: int
+    """The input that they belong to."""
+    static: np.ndarray
+    """(T,) the text's token ids."""
+    places: np.ndarray
+    """(m,) where the samples have tokens of their own."""
+    many: int
+    """K"""
+
+    @property
+    def size(self) -> int:
+        """How many draws it has."""
+        return len(self.places) * self.many
+
+    def told(self, many: int | None = None) -> list[Any]:
+        """For a message, with only so many of its samples."""
+        return [self.row, self.static.tolist(), self.places.tolist(), self.many if many is None else many]
+
+    def ids(self, draws: np.ndarray) -> list[list[int]]:
+        """K complete samples. draws: (m, K)"""
+        whole = np.repeat(self.static[None], self.many, axis=0)
+        whole[:, self.places] = draws.T
+        return whole.tolist()
+
+
+def read_groups(asked: dict[str, Any]) -> list[Group]:
+    return [Group(row, np.array(s, np.int32), np.array(p, np.int64), many) for row, s, p, many in asked["groups"]]
+
+
+def deal(groups: Sequence[Group], draws: np.ndarray) -> list[np.ndarray]:
+    """Of all draws, group after group, each group's own, (m, K)."""
+    ends = np.cumsum([group.size for group in groups]).tolist()
+    starts = [0, *ends[:-1]]
+    return [
+        draws[start:end].reshape(len(group.places), group.many)
+        for group, start, end in zip(groups, starts, ends, strict=True)
+    ]
+
+
+def encode_message(head: dict[str, Any], payload: bytes = b"") -> bytes:
+    text = json.dumps(head).encode()
+    return LENGTHS.pack(len(text), len(payload)) + text + payload
+
+
+def read_message(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+    """None when the other side is gone, also in the middle of a message."""
+    lengths = stream.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
+        return None
+    sizes = LENGTHS.unpack(lengths)
+    text, payload = (stream.read(size) for size in sizes)
+    return (json.loads(text), payload) if (len(text), len(payload)) == sizes else None
+
+
+@cache
+def _reward(name: str) -> Any:
+    from semioffline.rewards import load_reward
+
+    return load_reward(name)[1]
+
+
+def texts_of(decoder: Any, groups: Sequence[Group], draws: np.ndarray) -> list[str]:
+    """The texts of all samples. decoder: a FastDecoder"""
+    texts = []
+    for group, own in zip(groups, deal(groups, draws), strict=True):
+        texts += decoder.complete(group.static.tolist(), group.places.tolist(), own.tolist(), group.many)
+    return texts
+
+
+class Worker:
+    """Decodes and scores in this process."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.decoder: Any = None
+        self.asked: dict[str, Any] = {}
+        self.groups: list[Group] = []
+
+    def load(self, tokenizer: str) -> None:
+        from tokenizers import Tokenizer
+
+        from semioffline.scoring.fast_decode import FastDecoder
+
+        self.decoder = FastDecoder(Tokenizer.from_str(tokenizer))
+
+    def prepare(self, asked: dict[str, Any]) -> None:
+        self.asked, self.groups = asked, read_groups(asked)
+
+    def close(self) -> None:
+        pass
+
+    def score(self, draws: np.ndarray) -> bytes:
+        """The values of what was asked."""
+        from semioffline.scoring.calls import call_once, repeat
+
+        asked, groups = self.asked, self.groups
+        columns = repeat(asked["columns"], [group.many for group in groups]) | {
+            "completions": texts_of(self.decoder, groups, draws)
+        }
+        rows = [group.row for group in groups for _ in range(group.many)]
+        values = [call_once(name, _reward(name), columns, rows, asked["timeout"]) for name in asked["rewards"]]
+        return np.array(values, np.float64).tobytes()
+
+
+def serve(worker: Any) -> None:
+    """Answer messages until there are none."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then closes the pipe
+    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not stand among the answers
+    problem: Exception | None = None
+    while (message := read_message(source)) is not None:
+        asked, payload = message
+        try:
+            if "groups" in asked:
+                problem = None
+                worker.prepare(asked)
+                continue
+            if "tokenizer" in asked:
+                worker.load(asked["tokenizer"])
+                answer = encode_message({})
+            elif problem is not None:
+                raise problem
+            else:
+                answer = encode_message({}, worker.score(np.frombuffer(payload, np.int32)))
+        except Exception as error:
+            if not worker.alive:
+                return  # whoever waits for an answer sees that this process has ended
+            if "groups" in asked:
+                problem = error
+                continue
+            name = "" if isinstance(error, PoolError) else f"{type(error).__name__}: "
+            answer = encode_message({"error": f"{name}{error}"})
+        answers.write(answer)
+        answers.flush()
+    worker.close()
+
+
+if __name__ == "__main__":
+    serve(Worker())

@@ -1,0 +1,1 @@
+"""The trainer, its checkpoints and its log."""

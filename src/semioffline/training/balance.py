@@ -1,0 +1,90 @@
+"""The weight of the RL term by how large its gradient is beside that of the MLE term.
+
+The right weight depends on the scale of the reward, on K, on the data and on the loss scale; the ratio of the two
+gradients does not. It is measured in the first steps, where the output map meets the model: there each row's gradient
+comes from its own term, so that one backward tells all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semioffline.algorithm.tensors import StepOutput
+
+STEPS = 10
+"""In which it is measured."""
+FIRST = 1e-6
+"""The weight of the first step, of which nothing is known yet: it only measures."""
+FILE = "balance.json"
+TERMS = ("rl", "ranking")
+"""What has a weight beside the MLE term: the RL term, and BRIO's."""
+
+
+@dataclass
+class _Measured:
+    """Steps that were measured, and their norms added: of the MLE term, and of this one at weight 1."""
+
+    steps: int = 0
+    mle: float = 0.0
+    own: float = 0.0
+
+
+class Balance:
+    """Finds the weights at which the norm of each term's gradient is `ratio` times that of the MLE term's."""
+
+    def __init__(self, ratio: float):
+        self.ratio = ratio
+        self.measured: dict[str, _Measured] = {}
+        """For each term that there is."""
+        self._squares: Any = 0.0
+        """Of the micro-batches of this step."""
+
+    @property
+    def measures(self) -> bool:
+        return not self.measured or any(term.steps < STEPS for term in self.measured.values())
+
+    def weight(self, name: str = "rl") -> float:
+        term = self.measured.get(name)
+        return self.ratio * term.mle / term.own if term is not None and term.own else FIRST
+
+    def weigh(self, output: StepOutput) -> None:
+        """Give the terms their weights."""
+        for term in output.terms:
+            if term.name in TERMS:
+                self.measured.setdefault(term.name, _Measured())
+                term.weight = self.weight(term.name)
+                output.metrics = {**output.metrics, f"{term.name}_weight": term.weight}
+
+    def see(self, watched: Mapping[str, Tensor], device: torch.device) -> None:
+        """What the policy watched in one micro-batch."""
+        nothing = torch.zeros((), device=device)
+        self._squares = self._squares + torch.stack([watched.get(name, nothing) for name in ("mle", *TERMS)])
+
+    def end_step(self, add_up: Callable[[Tensor], Tensor]) -> None:
+        """add_up: over all processes."""
+        squares, self._squares = add_up(self._squares), 0.0
+        self.add(squares)
+
+    def add(self, squares: Tensor) -> None:
+        """squares: of the norms that a whole step had, the MLE term and TERMS, the latter with their weights."""
+        mle, *norms = squares.sqrt().tolist()
+        for name, norm in zip(TERMS, norms, strict=True):
+            term = self.measured.get(name)
+            if term is not None and term.steps < STEPS and mle > 0 and norm > 0:  # without any reward it tells nothing
+                own = norm / self.weight(name)
+                term.steps, term.mle, term.own = term.steps + 1, term.mle + mle, term.own + own
+
+    def save(self, folder: Path) -> None:
+        (folder / FILE).write_text(json.dumps({name: asdict(term) for name, term in self.measured.items()}))
+
+    def load(self, folder: Path) -> None:
+        if (folder / FILE).exists():
+            found = json.loads((folder / FILE).read_text())
+            self.measured = {name: _Measured(**term) for name, term in found.items()}

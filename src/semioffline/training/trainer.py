@@ -1,0 +1,389 @@
+"""SemiOfflineTrainer: one trainer for every method, on transformers.Trainer."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import defaultdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import DynamoBackend, gather_object
+from torch import Tensor, nn
+from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
+
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
+from semioffline.config import SemiOfflineConfig
+from semioffline.cuda.functions import Replayed
+from semioffline.cuda.trunk import compile_layers, forget_step, use_cuda_graphs
+from semioffline.cuda.update import replay_updates
+from semioffline.data.examples import Collator, Epochs, Examples, LikeLengths, as_dataset
+from semioffline.data.lengths import text_limits
+from semioffline.errors import UserError, told_in_one_line
+from semioffline.evaluation.metrics import Evaluation, best_metric, generate_ids, measure
+from semioffline.methods import BaseMethod, load_method
+from semioffline.policy.loading import disable_dropout
+from semioffline.policy.policy import Policy
+from semioffline.scoring.pool import spare_workers
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
+from semioffline.training.balance import Balance
+from semioffline.training.checkpoints import SafeCheckpoints
+from semioffline.training.run_log import RunLog, as_numbers, write_completions
+
+__all__ = ["NonFiniteLoss", "SemiOfflineTrainer", "text_limits"]
+
+
+class NonFiniteLoss(UserError):
+    """The loss is NaN or infinite: training stops instead of writing useless weights."""
+
+
+class SemiOfflineTrainer(SafeCheckpoints):
+    """Trains any text-generation model with any method of this library.
+
+    model: hub name, folder, PreTrainedModel, PeftModel or Policy. reward_funcs: name, callable, sequence-classification
+    model, or a list of them. Datasets have the columns prompt, completion and, optionally, references, candidates and
+    candidate_rewards; every other column reaches the rewards.
+    """
+
+    args: SemiOfflineConfig
+    train_dataset: Any
+    eval_dataset: Any
+
+    def __init__(
+        self,
+        model: str | nn.Module,
+        reward_funcs: Any = None,
+        args: SemiOfflineConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple = (None, None),
+        peft_config: Any = None,
+        method: BaseMethod | None = None,
+    ):
+        args = SemiOfflineConfig(output_dir="semioffline-output") if args is None else args
+        self.method = load_method(args.method, args) if method is None else method
+        set_seed(args.seed)  # an adapter's weights are drawn when it is added
+        self.policy = Policy.of(model, processing_class, peft_config=peft_config, share_prompt=args.share_prompt)
+        if args.disable_dropout:
+            disable_dropout(self.policy)
+        if args.n_gpu > 1:
+            raise UserError(
+                f"{args.n_gpu} GPUs in one process: start with `accelerate launch`, or set CUDA_VISIBLE_DEVICES=0"
+            )
+        if eval_dataset is None and args.eval_strategy != "no":
+            raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
+        self.limits = text_limits(self.policy, args)
+        self._epochs, self.run_log = Epochs(), RunLog()
+        train_dataset = self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates)
+        eval_dataset = self.prepare(eval_dataset, args)
+        with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
+            super().__init__(
+                model=self.policy,
+                args=args,
+                data_collator=Collator(self.policy.pad_id),  # type: ignore[arg-type]
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=self.policy.tokenizer,
+                callbacks=[*(callbacks or []), self.run_log, *_callbacks(args), self._epochs],
+                optimizers=optimizers,
+            )
+        if self.method.needs_reward and reward_funcs is None:
+            raise UserError(
+                f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
+            )
+        rewards = [] if reward_funcs is None else reward_funcs
+        self.reward_set = RewardSet(
+            rewards, args.reward_weights, reward_processing_classes, args.device, args.reward_timeout
+        )
+        self.scorer = self._make_scorer()
+        self._make_fast()
+        args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
+        if self.train_dataset is not None:
+            self.method.prepare(self.policy, self.train_dataset)
+        weighed = self.method.needs_reward or self.method.needs_candidates
+        self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and weighed else None
+        self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
+        self._waiting: tuple[Any, list[Batch]] = None, []
+        """Batches of an epoch that the method has seen ahead."""
+
+    def _make_fast(self) -> None:
+        """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
+        changes its shapes with every batch."""
+        args = self.args
+        self.policy.pad_multiple = args.pad_to_multiple_of
+        self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
+        if args.torch_compile:
+            options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+            compile_layers(self.policy, **{name: value for name, value in options.items() if value is not None})
+        if args.cuda_graphs:
+            if args.device.type != "cuda" or args.world_size > 1:
+                raise UserError(
+                    f"cuda_graphs needs one CUDA device and one process, not {args.device} x {args.world_size}"
+                )
+            use_cuda_graphs(self.policy)
+            self.policy.replay_decoding(must=False)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        made = self.optimizer is None
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if made and self.args.cuda_graphs and self.accelerator.scaler is None:
+            replay_updates(self.policy, optimizer, self.accelerator)
+        return optimizer
+
+    def _make_scorer(self) -> Scorer:
+        """Scoring goes on beside the model where the model is on a device and leaves the cores alone, or where worker
+        processes are asked for. A model on the CPU would share its cores with them. What can be scored on a CUDA device
+        is scored there."""
+        args, workers = self.args, self.args.reward_workers
+        if workers is None:
+            workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        beside = args.overlap_rewards and (args.device.type != "cpu" or workers > 0)
+        return Scorer(
+            self.policy,
+            self.reward_set,
+            overlap=beside,
+            workers=workers if self.method.needs_reward else 0,
+            on_device=args.overlap_rewards and args.device.type == "cuda",
+            replay=Replayed if args.cuda_graphs else None,
+        )
+
+    def prepare(
+        self,
+        dataset: Any,
+        args: SemiOfflineConfig | None = None,
+        static_target: str = "ground_truth",
+        with_candidates: bool = False,
+    ) -> Any:
+        """Check and tokenise a dataset with the settings of this run."""
+        args = self.args if args is None else args
+        if dataset is None or isinstance(dataset, Examples):
+            return dataset
+        if isinstance(dataset, dict):
+            return {name: self.prepare(part, args, static_target, with_candidates) for name, part in dataset.items()}
+        return Examples(
+            as_dataset(dataset),
+            self.policy,
+            *self.limits,
+            args.truncation_side,
+            static_target,
+            args.shows_bars,
+            with_candidates,
+        )
+
+    # ---- one step ----
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """The micro-batches of one optimizer step, and what their losses are divided by: target tokens and rows of
+        the whole step, over all micro-batches and processes."""
+        if self.state.global_step >= self.state.max_steps:  # resumed when all steps were done already
+            return [], None
+        batches = self._next_batches(epoch_iterator, num_batches)
+        tokens = sum(int(batch.target.keep_mask.sum()) for batch in batches)
+        counts = [tokens, sum(len(batch) for batch in batches)]
+        if self.args.world_size == 1:
+            return batches, counts
+        return batches, self.accelerator.reduce(torch.tensor(counts, device=device), "sum")
+
+    def _next_batches(self, epoch_iterator: Any, number: int) -> list[Batch]:
+        """A method that looks ahead is shown those of several steps, in blocks that begin at multiples of so many."""
+        ahead, step = self.method.steps_ahead, self.state.global_step
+        if not ahead:
+            return list(islice(epoch_iterator, number))
+        epoch, waiting = self._waiting
+        if epoch is not epoch_iterator or not waiting:
+            steps = min(ahead - step % ahead, self.state.max_steps - step)
+            waiting = list(islice(epoch_iterator, steps * self.args.gradient_accumulation_steps))
+            self.method.look_ahead(waiting)
+        self._waiting = epoch_iterator, waiting[number:]
+        return waiting[:number]
+
+    def get_train_dataloader(self) -> Any:
+        """Batches stay on the host: masks are drawn there. `training_step` moves them for methods that want them on the
+        device, without waiting."""
+        loader = super().get_train_dataloader()
+        loader.device = None
+        return loader
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Loss and backward of one micro-batch. The loss is already divided by the counts of the whole step, so it is
+        not divided again; gradients are averaged over processes, hence the factor.
+
+        Nothing here waits for the device, except for the draws whose rewards are wanted, with top_p for the draws
+        themselves, and for a copy of the loss that was made before backward: by then it is there."""
+        if not (model.training and self.policy.model.training):
+            model.train()
+        batch: Batch = inputs
+        if self.args.cuda_graphs:
+            forget_step(self.policy)
+        if not self.method.batch_on_host:
+            batch = inputs.to(self.args.device, non_blocking=True)
+        randomness = Randomness(self.args.seed, self.state.global_step)
+        measured = self.balance if self.balance is not None and self.balance.measures else None
+        self.policy.watched = {} if measured is not None or self._log_is_due() else None
+        with self.compute_loss_context_manager(), self.policy.through(model):
+            output = self.method.step(self.policy, batch, self.scorer, randomness)
+            if self.balance is not None:
+                self.balance.weigh(output)
+            parts = self._parts(output, num_items_in_batch)
+            loss = self._total(output, parts)
+        self.policy.meter.add_inputs(len(batch))
+        seen = HostCopy(loss)
+        kwargs = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
+        self.accelerator.backward(loss * self.args.world_size, **kwargs)
+        parts = self._parts(output, num_items_in_batch, known=True)
+        loss = self._total(output, parts) if any(term.value for term in output.terms) else loss.detach()
+        self._check_finite(seen, loss, batch)
+        self._note(output, parts)
+        if measured is not None:
+            measured.see(self.policy.watched or {}, self.args.device)
+            if self.accelerator.sync_gradients:
+                measured.end_step(partial(self.accelerator.reduce, reduction="sum"))
+        return loss * self.args.world_size
+
+    def _parts(self, output: StepOutput, counts: Any, known: bool = False) -> dict[str, Tensor]:
+        """The terms divided by the counts of the step. known: their values, without gradient; those that waited for
+        something have them now."""
+        divisor = {"token": counts[0], "row": counts[1]}
+        totals = {term.name: term.total for term in output.terms}
+        if known:
+            totals = {term.name: (term.value() if term.value else term.total.detach()) for term in output.terms}
+        return {term.name: totals[term.name] / divisor[term.per] for term in output.terms}
+
+    def _total(self, output: StepOutput, parts: dict[str, Tensor]) -> Tensor:
+        return torch.stack([term.weight * parts[term.name] for term in output.terms]).sum()
+
+    def _check_finite(self, seen: HostCopy, loss: Tensor, batch: Batch) -> None:
+        """Before the optimizer steps. seen: the loss before backward; terms that waited were 0, or NaN, in it."""
+        if not math.isfinite(seen.wait().item()):
+            rows = ", ".join(map(str, batch.index.tolist()))
+            where = f"at step {self.state.global_step} (rows {rows})"
+            raise NonFiniteLoss(
+                f"the loss is {loss.item()} {where}: lower the learning rate or rl_weight, or look at the rows"
+            )
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Transformers estimates it from input_ids; the meter counts what was really run instead."""
+        return 0
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        examples = (train_dataset or self.train_dataset).examples
+        lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
+        together = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        self._epochs.sampler = LikeLengths(lengths, together, self.args.seed)
+        return self._epochs.sampler
+
+    # ---- log ----
+
+    def _note(self, output: StepOutput, parts: dict[str, Tensor]) -> None:
+        # the log averages over micro-batches and processes, the loss is their sum
+        shares = self.args.world_size * self.current_gradient_accumulation_steps
+        for name, value in (output.all_metrics() | {f"loss/{n}": part * shares for n, part in parts.items()}).items():
+            self._metrics[name].append(value)
+        for name, square in (self.policy.watched or {}).items():
+            self._metrics[f"grad/{name}"].append(square.sqrt())
+        if self._log_is_due() and output.completions is not None and self.accelerator.is_main_process:
+            step = self.state.global_step + 1
+            write_completions(
+                Path(str(self.args.output_dir)), step, output.completions(), self.args.num_completions_to_print
+            )
+
+    def _log_is_due(self) -> bool:
+        """After this step."""
+        step = self.state.global_step + 1
+        every = self.state.logging_steps if self.args.logging_strategy == "steps" else 0
+        return bool(every and (step % every == 0 or (step == 1 and self.args.logging_first_step)))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            real = {n: [v for v in as_numbers(values) if not math.isnan(v)] for n, values in self._metrics.items()}
+            means = {name: sum(values) / len(values) for name, values in real.items() if values}
+            means |= {f"cost/{name}": value for name, value in self.policy.meter.per_input().items()}
+            gathered = gather_object([means]) if self.args.world_size > 1 else [means]
+            names = dict.fromkeys(name for part in gathered for name in part)
+            shares = {name: [part[name] for part in gathered if name in part] for name in names}
+            logs = logs | {name: sum(values) / len(values) for name, values in shares.items()}
+            self._metrics.clear()
+        super().log(logs, start_time)
+
+    # ---- evaluation ----
+
+    def evaluate(  # type: ignore[override]
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Generate and score; the metrics are eval_metrics, the reward and its parts, and the surface of the text."""
+        examples = self.eval_dataset if eval_dataset is None else self.prepare(eval_dataset)
+        if examples is None:
+            raise UserError("evaluation needs an eval_dataset")
+        if isinstance(examples, dict):
+            parts = [self.evaluate(part, None, f"{metric_key_prefix}_{name}") for name, part in examples.items()]
+            return {key: value for part in parts for key, value in part.items()}
+        started = time.perf_counter()
+        evaluation = self.evaluate_outputs(examples)
+        means = evaluation.means()
+        if self.reward_set.functions:
+            pairs = zip(self.reward_set.weights, self.reward_set.functions, strict=True)
+            means["reward"] = sum(weight * means[name] for weight, name in pairs)
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
+        metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def evaluate_outputs(self, examples: Examples) -> Evaluation:
+        """Each process decodes its share; every process gets all predictions."""
+        rank, world = self.args.process_index, self.args.world_size
+        decoding = self.args.decoding(self.limits[1])
+        part = slice(rank, None, world)
+        with self.policy.meter.paused(), self.accelerator.autocast():
+            ids = generate_ids(
+                self.policy, examples, decoding, self.args.per_device_eval_batch_size, self.args.shows_bars, part
+            )
+        if world > 1:
+            shares = gather_object([ids])
+            ids = [shares[n % world][n // world] for n in range(len(examples))]
+        metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
+        every = [*self.reward_set.functions.values(), *metrics]
+        return measure(self.policy.decode(ids), examples, every, decoding, ids, self.args.device)
+
+    # ---- checkpoints ----
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
+        self.scorer.start_workers()
+        self.policy.meter.counts.clear()  # of an earlier stage with the same policy
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """The plain model and tokenizer, which load without this library."""
+        folder = output_dir or str(self.args.output_dir)
+        self.policy.save(folder, state_dict)
+        self.method.save(Path(folder))
+        if self.balance is not None:
+            self.balance.save(Path(folder))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, self.policy.model if model is None else model)
+        self.method.load(Path(resume_from_checkpoint))
+        if self.balance is not None:
+            self.balance.load(Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+
+def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:
+    callbacks: list[TrainerCallback] = []
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    return callbacks
