@@ -1,4 +1,4 @@
-"""What samples are like (benchmarks/samples.py), as tables."""
+"""Tables of the results of benchmarks/samples.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from semioffline.report.table import as_lines, score
 
 PUSHED = 3
-"""So many of the tokens that the gradient raises are shown."""
+"""Number of tokens shown among those that the gradient raises most."""
 
 
 def markdown(result: dict[str, Any]) -> str:

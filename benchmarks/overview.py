@@ -1,4 +1,4 @@
-"""What methods reach on several tasks, in one table: one line of each comparison."""
+"""The overview table: scores of methods on several tasks, one line per comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OURS = "semi_offline"
 
 def markdown(result: dict[str, Any], folder: Path) -> str:
     """A row for each of result["rows"]: `on` (what it shows), `file`, `metric` and, where settings of one method were
-    compared, which of them stands for it (`shown`, chosen on validation)."""
+    compared, the one that represents it (`shown`, chosen on validation)."""
     lines = [_line(row, result["methods"], folder) for row in result["rows"]]
     header = ["", *(f"`{method}`" for method in result["methods"])]
     caption = f"\\* differs from `{OURS}` (paired bootstrap over test inputs, p < {LEVEL})."

@@ -1,4 +1,4 @@
-"""Claims and what comparisons say of them: the verdict is computed, never written."""
+"""The table of claims: each verdict is computed from the results."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sample_tables import row_of
 from semioffline.errors import UserError
-from semioffline.report import samples
 from semioffline.report.table import LEVEL, p_between, read_result, score
 
 ERRORS = 2.0
-"""A difference counts with p below LEVEL, over inputs, and if it is more than so many standard errors over seeds."""
+"""A difference counts if p < LEVEL over inputs and it exceeds this many standard errors over seeds."""
 HOLDS, FAILS, UNCLEAR, OPEN = "holds", "does not hold here", "unclear", "not tested yet"
 
 
 def markdown(result: dict[str, Any], folder: Path) -> str:
     """A row for each of result["claims"].
 
-    A claim is that `better` has a higher `metric` than `worse`, or (with `share`) that the reference of the comparison
-    had the best reward of `worse` within that share of its seconds. `file` is the comparison, beside the page, or what
-    samples are like, for a claim about them at one `mask_rate`; `why` is shown where a claim does not hold.
+    A claim says that `better` has a higher `metric` than `worse`, or (with `share`) that the comparison's reference
+    reached the best reward of `worse` within that share of its seconds. `file` is a comparison or, for a claim about
+    samples at one `mask_rate`, a result of benchmarks/samples.py, relative to the page. `why` is shown where a claim
+    does not hold.
     """
     lines = ["| claim | in the paper | here | figures | verdict |", "| --- | --- | --- | --- | --- |"]
     for claim in result["claims"]:
@@ -66,7 +67,7 @@ def _in_value(claim: dict[str, Any], comparison: dict[str, Any], path: Path) -> 
 
 def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tuple[str, str]:
     """`better` and `worse` are static targets there, `metric` what samples win over."""
-    found = [samples.row_of(result, claim[name], claim["mask_rate"]) for name in ("better", "worse")]
+    found = [row_of(result, claim[name], claim["mask_rate"]) for name in ("better", "worse")]
     if None in found:
         raise UserError(f"{path} does not have both '{claim['better']}' and '{claim['worse']}' at {claim['mask_rate']}")
     better, worse = (row["wins"][claim["metric"]] for row in found if row)

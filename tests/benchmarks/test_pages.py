@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from semioffline.cli import main
+from benchmarks import claims, pages
 from semioffline.errors import UserError
-from semioffline.report import claims, page, table
+from semioffline.report import table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -39,7 +39,7 @@ def comparison() -> dict:
 
 
 def test_a_table_says_what_was_measured_and_how():
-    text = page.RENDERERS["comparison"](comparison(), Path())
+    text = pages.RENDERERS["comparison"](comparison(), Path())
     assert "| mft | 2 | 30.00* (29.00–31.00) | 0.3200 | 1 | 10 | 2.5 | 1.5 | – |" in text
     assert "| semi_offline | 2 | 35.00 (34.00–36.00) | 0.3700 | 1 | 10 | 2.5 | – | – |" in text
     for part in ("semioffline compare --task ads", "commit abc", "2 CPU cores", "torch 2", "seeds 0, 1", "2 minutes"):
@@ -48,29 +48,29 @@ def test_a_table_says_what_was_measured_and_how():
 
 def test_a_table_says_what_was_done_before_the_runs():
     made = comparison() | {"preparation": {"M-FT": 113.4, "candidates": 61.0}}
-    assert "seconds before the runs: M-FT 113, candidates 61" in page.RENDERERS["comparison"](made, Path())
+    assert "seconds before the runs: M-FT 113, candidates 61" in pages.RENDERERS["comparison"](made, Path())
 
 
 def test_a_table_says_what_settings_methods_had_of_their_own():
     own = {"semi_offline": {"mask_rate": 0.6, "steps": 400}, "mft": {"seeds": [0, 1]}}
     given = comparison() | {"own_settings": own}
     said = "Settings of their own: semi_offline: mask_rate 0.6, steps 400; mft: seeds [0, 1].\n"
-    assert said in page.RENDERERS["comparison"](given, Path())
+    assert said in pages.RENDERERS["comparison"](given, Path())
     given["about"]["command"] += " --settings '{}'"  # said already
-    assert said not in page.RENDERERS["comparison"](given, Path())
+    assert said not in pages.RENDERERS["comparison"](given, Path())
 
 
 def test_report_fills_the_blocks_of_a_page_and_nothing_else(tmp_path, capsys):
     (tmp_path / "one.json").write_text(json.dumps(comparison()))
     path = tmp_path / "page.md"
     path.write_text("before\n<!-- table: one.json -->\nold\n<!-- end -->\nafter\n")
-    assert main(["report", "--pages", str(path)]) == 0
+    assert pages.main([str(path)]) == 0
     text = path.read_text()
     assert text.startswith("before\n<!-- table: one.json -->\n| method |")
     assert text.endswith("<!-- end -->\nafter\n")
     assert "old" not in text
     assert table.markdown(comparison()) in text
-    assert page.fill(path) == text
+    assert pages.fill(path) == text
     assert "1 tables" in capsys.readouterr().out
 
 
@@ -81,20 +81,20 @@ def test_a_result_that_is_not_one(tmp_path, capsys, content, part):
     if content is not None:
         (tmp_path / "one.json").write_text(content)
     (tmp_path / "page.md").write_text("<!-- table: one.json -->\n<!-- end -->\n")
-    assert main(["report", "--pages", str(tmp_path / "page.md")]) == 2
+    assert pages.main([str(tmp_path / "page.md")]) == 2
     assert part in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
 def test_the_tables_in_docs_are_what_the_results_give(path):
-    assert path.read_text() == page.fill(path), "run `make tables`"
+    assert path.read_text() == pages.fill(path), "run `make tables`"
 
 
 def test_every_result_in_docs_is_shown_on_a_page():
     shown = {
         page_path.parent / match[1]
         for page_path in DOCS.glob("*.md")
-        for match in page.BLOCK.findall(page_path.read_text())
+        for match in pages.BLOCK.findall(page_path.read_text())
     }
     assert set((DOCS / "results").glob("*.json")) <= shown
 
@@ -124,7 +124,7 @@ def test_a_verdict_is_what_the_comparison_says(tmp_path, changes, p, verdict):
     (tmp_path / "one.json").write_text(json.dumps(made))
     (tmp_path / "claims.json").write_text(json.dumps({"kind": "claims", "claims": [claim(**changes)]}))
     (tmp_path / "page.md").write_text("<!-- table: claims.json -->\n<!-- end -->\n")
-    line = page.fill(tmp_path / "page.md").splitlines()[3]
+    line = pages.fill(tmp_path / "page.md").splitlines()[3]
     assert line.startswith("| RL helps | Table 1 | ads | ")
     assert line.endswith(f" | {verdict} |")
 
@@ -171,15 +171,15 @@ def test_an_overview_has_a_line_of_each_comparison(tmp_path):
     row = {"on": "ads", "file": "one.json", "metric": "rouge"}
     rows = [row, row | {"shown": {"semi_offline": "semi_offline@strong"}}]
     given = {"kind": "overview", "methods": ["mft", "avg", "semi_offline"], "rows": rows}
-    lines = page.RENDERERS["overview"](given, tmp_path).splitlines()
+    lines = pages.RENDERERS["overview"](given, tmp_path).splitlines()
     assert lines[0] == "|  | `mft` | `avg` | `semi_offline` |"
     assert lines[2:4] == ["| ads | 30.0\\* | – | **35.0** |", "| ads | 30.0 | – | **40.0** |"]
     with pytest.raises(UserError, match=r"cannot read the result .*none\.json"):
-        page.RENDERERS["overview"](given | {"rows": [row | {"file": "none.json"}]}, tmp_path)
+        pages.RENDERERS["overview"](given | {"rows": [row | {"file": "none.json"}]}, tmp_path)
     (tmp_path / "one.json").write_text("{")
     for kind in ("overview", "claims"):
         with pytest.raises(UserError, match=r"cannot read the result .*one\.json"):
-            page.RENDERERS[kind](given | {"claims": [claim()]}, tmp_path)
+            pages.RENDERERS[kind](given | {"claims": [claim()]}, tmp_path)
 
 
 def test_a_claim_about_a_run_that_is_missing_is_open(tmp_path):

@@ -1,0 +1,1 @@
+"""Speed measurements, and the scripts that build this repository's own result pages."""

@@ -1,0 +1,65 @@
+"""Fill the tables of Markdown pages from JSON results, so that no number is written by hand.
+
+    python -m benchmarks.pages README.md docs/*.md
+
+In a page, this script writes the lines between `<!-- table: results/e2e.json -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import claims, overview, sample_tables, speed_tables
+from semioffline.errors import UserError, unknown
+from semioffline.report import bench, table
+
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
+RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
+    "comparison": lambda result, folder: f"{table.markdown(result)}\n{table.about(result)}",
+    "rouge": lambda result, folder: f"{speed_tables.rouge_markdown(result)}\n{table.about(result)}",
+    "peer": lambda result, folder: f"{speed_tables.peer_markdown(result)}\n{table.about(result)}",
+    "samples": lambda result, folder: f"{sample_tables.markdown(result)}\n{table.about(result)}",
+    "bench": lambda result, folder: f"{bench.markdown(result)}\n{table.about(result)}",
+    "claims": claims.markdown,
+    "overview": overview.markdown,
+}
+"""kind of result -> its Markdown; folder: of the page, which paths to other results are relative to"""
+
+
+def fill(page: Path) -> str:
+    """The text of a page with its tables made from the results."""
+
+    def render(match: re.Match[str]) -> str:
+        path = page.parent / match[2]
+        result = table.read_result(path)
+        kind = result.get("kind") if isinstance(result, dict) else None
+        if kind not in RENDERERS:
+            raise unknown(f"kind of result in {path}", str(kind), RENDERERS)
+        return f"{match[1]}{RENDERERS[kind](result, page.parent)}{match[4]}"
+
+    if not page.is_file():
+        raise UserError(f"there is no page {page}")
+    return BLOCK.sub(render, page.read_text())
+
+
+def main(pages: list[str]) -> int:
+    """Fill the tables of these pages in place; errors are one line on stderr and exit code 2."""
+    try:
+        if not pages:
+            raise UserError("no pages given: python -m benchmarks.pages README.md docs/*.md")
+        for page in map(Path, pages):
+            text = fill(page)
+            page.write_text(text)
+            print(f"{page}: {len(BLOCK.findall(text))} tables")
+    except UserError as error:
+        print(f"pages: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
