@@ -4,8 +4,9 @@ from itertools import product
 
 import pytest
 import torch
+from tests.reference import reinforce_dense, trained_loss
 
-from semioffline.algorithm.losses import Advantages, advantages, reinforce_dense, reinforce_sparse
+from semioffline.algorithm.losses import Advantages, advantages
 from semioffline.algorithm.sampling import sampling_logits
 
 POSITIONS, V, FORBIDDEN = 2, 4, 3
@@ -51,7 +52,7 @@ def expected_gradient(form: str, many: int, baseline: str, loss_scale: str, temp
     draws = outcomes.reshape(-1, many)
     z = logits.repeat(len(outcomes), 1)
     if form == "sparse":
-        loss = reinforce_sparse(z.gather(1, draws) / temperature, rows, given, loss_scale)
+        loss = trained_loss(z.gather(1, draws) / temperature, rows, given, loss_scale)
     else:
         kept = sampling_logits(z, torch.arange(V) != FORBIDDEN, temperature) > -torch.inf
         loss = reinforce_dense((z / temperature).masked_fill(~kept, -torch.inf), draws, rows, given, loss_scale)

@@ -10,7 +10,7 @@ from semioffline.algorithm.masking import choose_hidden, mask_uniforms
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import draw_uniforms
 from semioffline.algorithm.tensors import Observation
-from semioffline.methods.semi_offline import Method
+from semioffline.methods.registry import load_method
 from semioffline.scoring.scorer import Scores
 
 K = 4
@@ -37,13 +37,13 @@ def run(policy, batch, args, rewards=None):
         return Scores(rewards, [[""] * args.num_samples] * len(batch), {})
 
     before = policy.meter.counts.copy()
-    output = Method(args).step(policy, batch, score, RANDOMNESS)
+    output = load_method(args).step(policy, batch, score, RANDOMNESS)
     return output, seen[0], policy.meter.counts - before
 
 
 def hidden_in(batch, args):
     uniforms = mask_uniforms(batch.static, batch.index, RANDOMNESS, "mask")
-    return choose_hidden(batch.static, args.mask_rate, uniforms)[0]
+    return choose_hidden(batch.static, args.mask_rate, uniforms)
 
 
 def only(batch, number):

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from tests.reference import trained_loss
 
-from semioffline.algorithm.losses import Advantages, advantages, reinforce_sparse
+from semioffline.algorithm.losses import Advantages, advantages
 from semioffline.algorithm.masking import hide, mask_uniforms
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import draw, draw_uniforms, sampling_logits
@@ -99,7 +100,7 @@ def test_sparse_and_dense_losses_agree_in_value_and_in_every_gradient(tiny_polic
             dense = dense_loss(logits, observation.hidden, draws, given, policy.allowed, loss_scale)
             expected = gradients(dense, policy.model)
             drawn = policy.predict(batch.source, rows)[1].gather(1, draws) / TEMPERATURE
-            sparse = reinforce_sparse(drawn, observation.hidden.nonzero()[:, 0], given, loss_scale)
+            sparse = trained_loss(drawn, observation.hidden.nonzero()[:, 0], given, loss_scale)
             found = gradients(sparse, policy.model)
 
             assert sparse.item() == pytest.approx(dense.item(), rel=1e-5, abs=1e-6)
@@ -154,7 +155,7 @@ def test_the_gradient_on_the_logits_has_at_most_k_entries_a_position():
     draws = torch.randint(50, (4, K), generator=torch.Generator().manual_seed(1))
     rows = torch.tensor([0, 0, 1, 1])
     given = advantages(torch.randn(2, K, generator=torch.Generator().manual_seed(2)))
-    reinforce_sparse(logits.gather(1, draws), rows, given).backward()
+    trained_loss(logits.gather(1, draws), rows, given).backward()
     drawn = torch.zeros_like(logits, dtype=torch.bool).scatter(1, draws, True)
     assert (logits.grad[~drawn] == 0).all()
     assert (logits.grad[drawn] != 0).all()

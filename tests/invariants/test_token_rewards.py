@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from tests.reference import reinforce_dense
 
-from semioffline.algorithm.losses import advantages, reinforce_dense, token_advantages
+from semioffline.algorithm.losses import advantages, token_advantages
 
 B, K, V = 3, 16, 5
 ROWS = torch.tensor([0, 0, 0, 1, 2, 2])  # hidden positions of each row

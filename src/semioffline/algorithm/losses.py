@@ -1,18 +1,17 @@
 """Losses as pure functions on tensors. Each returns a sum; the trainer divides by the count of the whole step."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semioffline.algorithm.deferred import DeferredSum
 from semioffline.algorithm.tensors import send
 
-BASELINES = ("mean", "leave_one_out")
-LOSS_SCALES = ("token", "sequence")
-GOLD_REWARDS = ("s", "p")
-ANCHORS = ("mle", "gold")
+Baseline = Literal["mean", "leave_one_out"]
+LossScale = Literal["token", "sequence"]
 
 
 def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -36,7 +35,7 @@ class Advantages(NamedTuple):
         return Advantages(*(None if part is None else send(part, device) for part in self))  # type: ignore[arg-type]
 
 
-def advantages(rewards: Tensor, baseline: str = "mean", scale: bool = False) -> Advantages:
+def advantages(rewards: Tensor, baseline: Baseline = "mean", scale: bool = False) -> Advantages:
     """Reward minus baseline; NaN rewards are left out.
 
     mean: b = mean of the row's K rewards. It contains the sample itself, so the expected gradient is (K-1)/K of the
@@ -57,11 +56,6 @@ def advantages(rewards: Tensor, baseline: str = "mean", scale: bool = False) -> 
     return Advantages(values, counts, valid)
 
 
-def advantages_of_masks(rewards: Tensor, number: int, baseline: str = "mean", scale: bool = False) -> list[Advantages]:
-    """One for each mask: the first K / number samples belong to the first and so on; b is the mean of its own."""
-    return [advantages(part, baseline, scale) for part in rewards.chunk(number, dim=1)]
-
-
 def equal_rewards(rewards: Tensor) -> Tensor:
     """(B, K) -> (B,) True where all samples that count have the same reward: nothing to learn from that row."""
     high = rewards.nan_to_num(nan=-torch.inf).amax(1)
@@ -69,108 +63,39 @@ def equal_rewards(rewards: Tensor) -> Tensor:
     return high <= low
 
 
-def _row_weights(advantages: Advantages, hidden: Tensor, loss_scale: str) -> Tensor:
-    """(B, K) factor of log p(a_t^k) in the loss, without the minus sign. hidden: (B,) the row's hidden positions.
+def sample_weights(advantages: Advantages, masked: Tensor, loss_scale: LossScale = "token") -> Tensor:
+    """(B, K) the weight w of each sample in `reinforce`. masked: (B,) the number of a row's masked positions.
 
-    sequence: A_k / K, the printed formula. token: A_k / |M|, the scale of the published lambda (sum over K, mean over
-    the row's hidden positions): K / |M| times the printed formula.
+    sequence: w = A_k / K, the printed formula. token: w = A_k / |M|, the scale of the published lambda (sum over K,
+    mean over the row's masked positions): K / |M| times the printed formula.
     """
-    divisors = advantages.counts if loss_scale == "sequence" else hidden
+    divisors = advantages.counts if loss_scale == "sequence" else masked
     return advantages.values / divisors.clamp(min=1)[:, None]
 
 
-def _weights(advantages: Advantages, rows: Tensor, loss_scale: str) -> Tensor:
-    """(M, K) the same for each hidden position."""
-    return _row_weights(advantages, _count(rows, len(advantages.counts)), loss_scale)[rows]
+def reinforce(drawn_logits: Tensor, rows: Tensor, weights: Callable[[], Tensor], ready: bool = False) -> DeferredSum:
+    """The RL loss of semi-offline RL, summed over rows (section 3.3 of the paper, with identity 1):
+
+        L_RL = - sum_b sum_k w_bk sum_{t masked} log p(a_t^k | o_t) = - sum_b sum_k w_bk sum_{t masked} z_t[a_t^k]
+
+    All K samples of a row share its masked positions and their distributions, and the weights of a row sum to 0: so the
+    normaliser of log p cancels, in value and gradient, and only the K drawn logits of a position get a gradient. It
+    would not cancel with clipped or importance weights. Samples that do not share distributions (the fully observable
+    variant) pass log p itself.
+
+    Args:
+        drawn_logits: (M, K) z_t[a_t^k] / temperature at the M masked positions.
+        rows: (M,) the row of each position.
+        weights: gives w (B, K), see `sample_weights`; it may wait for rewards.
+        ready: whether the rewards are there, so that `weights` does not wait.
+    """
+    return DeferredSum(lambda: [-weights()[rows]], drawn_logits, ready=ready)
 
 
 def _count(places: Tensor, number: int) -> Tensor:
     """(number,) how often each of 0 ... number - 1 occurs. torch.bincount would make the host wait for the device."""
     ones = torch.ones_like(places)
     return torch.zeros(number, dtype=torch.long, device=places.device).index_add(0, places, ones)
-
-
-def reinforce_dense(
-    logits: Tensor, draws: Tensor, rows: Tensor, advantages: Advantages, loss_scale: str = "token"
-) -> Tensor:
-    """REINFORCE over the hidden positions, summed over rows: - sum_k w_k sum_t log p(a_t^k | o_t).
-
-    logits: (M, V) of the distribution drawn from (after temperature and restriction); draws: (M, K); rows: (M,).
-    """
-    log_p = logits.float().log_softmax(1).gather(1, draws)
-    return -(_weights(advantages, rows, loss_scale) * log_p).sum()
-
-
-def reinforce_sparse(drawn_logits: Tensor, rows: Tensor, advantages: Advantages, loss_scale: str = "token") -> Tensor:
-    """The same loss without the normaliser: - sum_k w_k sum_t z_t[a_t^k].
-
-    All samples of a row share its distributions and sum_k A_k = 0, so the logsumexp cancels, in value and gradient.
-    drawn_logits: (M, K), z_t[a_t^k] / temperature.
-    """
-    return -(_weights(advantages, rows, loss_scale) * drawn_logits.float()).sum()
-
-
-def sparse_factors(
-    rewards: Tensor, hidden: Tensor, baseline: str = "mean", scale: bool = False, loss_scale: str = "token"
-) -> Tensor:
-    """(n, B, K / n) what `reinforce_sparse` multiplies the drawn logits of a row and sample with: it is linear in them.
-
-    hidden: (n, B) the number of positions that each of n masks hides.
-    """
-    parts = advantages_of_masks(rewards, len(hidden), baseline, scale)
-    weights = torch.stack([_row_weights(part, own, loss_scale) for part, own in zip(parts, hidden, strict=True)])
-    return -weights / len(hidden) if loss_scale == "sequence" else -weights  # 1/K is of the samples of all masks
-
-
-class Late:
-    """sum f * x over `inputs` x with factors f that are not known yet: those of the RL loss wait for the rewards of
-    samples, while the device goes on.
-
-    `factors` gives a tensor for each input and may wait for as long as it takes. `total` stands for the sum in the
-    loss: backward waits when it gets there, and autograd gets there after everything that was made later. Until then
-    `total` is 0, or NaN where an input is not finite, so that a loss that is not finite is seen without waiting.
-    """
-
-    def __init__(self, factors: Callable[[], list[Tensor]], *inputs: Tensor, ready: bool = False):
-        """ready: `factors` does not have to wait, so `total` has its value at once."""
-        self._sum = _Sum(factors, [tensor.detach() for tensor in inputs])
-        self.total: Tensor = _LateSum.apply(self._sum, ready, *inputs)  # type: ignore[assignment]
-
-    def value(self) -> Tensor:
-        return self._sum.compute()[0]
-
-
-class _Sum:
-    """What `total` remembers. It does not know of `total`: a circle would keep a step's graph until somebody collects
-    garbage, and a CUDA graph cannot be recorded beside it."""
-
-    def __init__(self, factors: Callable[[], list[Tensor]], inputs: list[Tensor]):
-        self._factors, self._inputs = factors, inputs
-        self._known: tuple[Tensor, list[Tensor]] | None = None
-
-    def compute(self) -> tuple[Tensor, list[Tensor]]:
-        """The sum and the factors, in float32."""
-        if self._known is None:
-            with torch.no_grad():
-                factors = self._factors()
-                parts = [(f * x.float()).sum() for f, x in zip(factors, self._inputs, strict=True)]
-                self._known = (parts[0] if len(parts) == 1 else torch.stack(parts).sum()), factors
-            self._inputs = []
-        return self._known
-
-
-class _LateSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, late: _Sum, ready: bool, *inputs: Tensor) -> Tensor:
-        ctx.late, ctx.types = late, [tensor.dtype for tensor in inputs]
-        if ready:
-            return late.compute()[0].clone()
-        return torch.stack([tensor.sum(dtype=torch.float32) for tensor in inputs]).sum() * 0.0
-
-    @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        _, factors = ctx.late.compute()
-        return None, None, *((scale * f).to(kind) for f, kind in zip(factors, ctx.types, strict=True))
 
 
 class TokenAdvantages(NamedTuple):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Observation, Text
 
-if TYPE_CHECKING:
-    from semioffline.algorithm.randomness import Randomness
-
-MASK_UNITS = ("token", "word")
-MASK_PATTERNS = ("random", "complementary", "suffix", "span", "mixed")
-OBSERVATIONS = ("masked", "full", "no_mask", "noisy", "all", "pre")
+MaskUnit = Literal["token", "word"]
+MaskPattern = Literal["random", "suffix", "span", "mixed"]
 
 
-def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit: str = "token") -> Observation:
+def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit: MaskUnit = "token") -> Observation:
     """Replace each ordinary token by the mask token with probability `rate` (Definition 4 of the paper).
 
     M_t ~ Bernoulli(rate) for every ordinary position t; the observation has the mask token where M_t = 1 and the
@@ -37,24 +33,27 @@ def cover(text: Text, hidden: Tensor, mask_id: int) -> Observation:
 
 
 def choose_hidden(
-    text: Text, rate: float, uniforms: Tensor, unit: str = "token", pattern: str = "random", span: float = 3.0
-) -> list[Tensor]:
-    """Which positions are hidden, (B, T): one mask, or two with the pattern "complementary".
+    text: Text,
+    rate: float,
+    uniforms: Tensor,
+    unit: MaskUnit = "token",
+    pattern: MaskPattern = "random",
+    span: float = 3.0,
+) -> Tensor:
+    """(B, T) True at the positions to mask.
 
-    random: each unit (token or word) by itself, with probability `rate`. complementary: that mask and all the other
-    ordinary positions, so that the two cover each one once. suffix: as many units as the random mask has, but the last
-    ones. span: runs of `span` units on average. mixed: as random, but each row has a rate of its own, so that contexts
-    with few masks, which are like those of decoding, are among those that are trained. The expected share is `rate` in
-    every pattern (of the first mask in "complementary"), and the numbers of a row decide for it alone.
+    random: each unit (token or word) by itself, with probability `rate`. suffix: as many units as the random mask has,
+    but the last ones. span: runs of `span` units on average. mixed: as random, but each row has a rate of its own, so
+    that contexts with few masks, which are like those of decoding, are among those that are trained. The expected share
+    is `rate` in every pattern, and the numbers of a row decide for it alone.
     """
     if pattern == "suffix":
-        return [_suffix(text, rate, uniforms, unit)]
+        return _suffix(text, rate, uniforms, unit)
     if pattern == "span":
-        return [_spans(text, rate, uniforms, unit, span)]
+        return _spans(text, rate, uniforms, unit, span)
     if pattern == "mixed":
-        return [_random(text, _own_rates(text, rate, uniforms), uniforms, unit)]
-    hidden = _random(text, rate, uniforms, unit)
-    return [hidden, text.ordinary & ~hidden] if pattern == "complementary" else [hidden]
+        return _random(text, _own_rates(text, rate, uniforms), uniforms, unit)
+    return _random(text, rate, uniforms, unit)
 
 
 def with_end(text: Text, hidden: Tensor, end_id: int, after: int) -> Tensor:
@@ -65,7 +64,7 @@ def with_end(text: Text, hidden: Tensor, end_id: int, after: int) -> Tensor:
     return hidden | (last & long_enough & (text.ids == end_id) & ~text.ordinary)
 
 
-def _random(text: Text, rate: float | Tensor, uniforms: Tensor, unit: str) -> Tensor:
+def _random(text: Text, rate: float | Tensor, uniforms: Tensor, unit: MaskUnit) -> Tensor:
     if unit == "word":
         uniforms = uniforms.gather(1, _word_starts(text.words))
     return (uniforms < rate) & text.ordinary
@@ -81,14 +80,14 @@ def _own_rates(text: Text, rate: float, uniforms: Tensor) -> Tensor:
     return low + (high - low) * uniforms.gather(1, last)
 
 
-def _suffix(text: Text, rate: float, uniforms: Tensor, unit: str) -> Tensor:
+def _suffix(text: Text, rate: float, uniforms: Tensor, unit: MaskUnit) -> Tensor:
     """The last n units, n ~ Binomial(number of units, rate): the number that the random mask hides."""
     begins = _unit_begins(text, unit)
     many = (begins & (uniforms < rate)).sum(1, keepdim=True)
     return text.ordinary & (begins.cumsum(1) > begins.sum(1, keepdim=True) - many)
 
 
-def _spans(text: Text, rate: float, uniforms: Tensor, unit: str, span: float) -> Tensor:
+def _spans(text: Text, rate: float, uniforms: Tensor, unit: MaskUnit, span: float) -> Tensor:
     """A Markov chain over the units: a run ends with probability 1 / span and begins with rate / (span (1 - rate)).
 
     Its stationary share is `rate`; the first unit starts there, so every unit is hidden with that probability. A rate
@@ -109,7 +108,7 @@ def _spans(text: Text, rate: float, uniforms: Tensor, unit: str, span: float) ->
     return torch.stack(columns, dim=1)
 
 
-def _unit_begins(text: Text, unit: str) -> Tensor:
+def _unit_begins(text: Text, unit: MaskUnit) -> Tensor:
     """(B, T) True at the first token of every unit: at every ordinary token, or where a word begins."""
     if unit == "token":
         return text.ordinary
@@ -130,36 +129,3 @@ def mask_uniforms(text: Text, index: Tensor, randomness: Randomness, purpose: st
     size, length = text.ids.shape
     numbers = randomness.uniform(purpose, index, [length] * size).view(size, length).to(text.ids.device)
     return torch.where(text.keep_mask, numbers, 1.0)
-
-
-def scheduled_rate(start: float, end: float | None, step: int, total: int) -> float:
-    """p_m at a step: from `start` at the first to `end` at the last of `total` steps, in a straight line."""
-    if end is None:
-        return start
-    done = min(step / max(total - 1, 1), 1.0)
-    return (1.0 - done) * start + done * end
-
-
-# ---- other observations than the paper's own (its ablations) ----
-
-
-def add_noise(observation: Observation, text: Text, rate: float, uniforms: Tensor) -> Observation:
-    """+Noisy Mask: a share `rate` of the hidden positions shows the text's token, as if it were not to be replaced."""
-    lied = observation.hidden & (uniforms < rate)
-    return Observation(torch.where(lied, text.ids, observation.ids), observation.hidden)
-
-
-def append_target(source: Text, text: Text, separator_id: int, pad_id: int) -> Text:
-    """+ALL: the source, a separator (unless the source ends with it already) and the whole static target."""
-    ids, words = [], []
-    for b in range(len(source.ids)):
-        own, whole = source.ids[b][source.keep_mask[b]], text.ids[b][text.keep_mask[b]]
-        between = own.new_full((0 if len(own) and own[-1] == separator_id else 1,), separator_id)
-        ids.append(torch.cat([own, between, whole]))
-        words.append(torch.full_like(ids[-1], -1))
-    kept = [torch.ones_like(row, dtype=torch.bool) for row in ids]
-    return Text(
-        pad_sequence(ids, batch_first=True, padding_value=pad_id),
-        pad_sequence(kept, batch_first=True, padding_value=False),
-        pad_sequence(words, batch_first=True, padding_value=-1),
-    )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Observation, Samples, Text, send
-
-if TYPE_CHECKING:
-    from semioffline.algorithm.randomness import Randomness
 
 WIDTH = 1024
 """Among so many tokens those that hold the mass of top_p are looked for first."""
@@ -107,17 +103,8 @@ def draw_uniforms(
     return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
 
 
-def allow_alike(allowed: Tensor, kinds: Tensor, text: Text, observation: Observation) -> Tensor:
-    """(M, V): of `allowed` (V,), at each hidden position, the tokens of the same kind as the text's own there. In the
-    place of a special token every one."""
-    own = send(text.ids[observation.hidden], kinds.device)
-    alike = kinds[own][:, None] == kinds
-    return allowed & (alike | ~allowed[own][:, None])
-
-
 def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int, after: int) -> Tensor:
-    """(M, V): `allowed` (V,) or (M, V) at each hidden position, and the end token too where `after` ordinary tokens
-    precede."""
+    """(M, V): `allowed` (V,) at each masked position, and the end token too where `after` ordinary tokens precede."""
     before = text.ordinary.cumsum(1) - text.ordinary.long()
     late = send(before[observation.hidden] >= after, allowed.device)
     ends = torch.arange(allowed.shape[-1], device=allowed.device) == end_id
@@ -127,14 +114,6 @@ def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int
 def complete(text: Text, observation: Observation, draws: Tensor, end_id: int | None = None) -> Samples:
     """Put the draws into the static text: K complete samples a row. Where end_id was drawn they end."""
     return Samples(text, observation.hidden, draws, end_id)
-
-
-def join(parts: list[Samples]) -> Samples:
-    """Samples of the same rows under several masks, side by side: (B, K/n, T) each -> (B, K, T)."""
-    if len(parts) == 1:
-        return parts[0]
-    hidden, draws = torch.cat([part.hidden for part in parts]), torch.cat([part.draws for part in parts])
-    return Samples(parts[0].text, hidden, draws, parts[0].end_id)
 
 
 def drawn_log_p(logits: Tensor, draws: Tensor, allowed: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:

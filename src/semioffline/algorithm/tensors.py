@@ -1,4 +1,7 @@
-"""What the rooms of the library hand each other. B batch, K samples, T target length, S source length, V vocabulary."""
+"""Shared dataclasses: texts, batches, observations, samples, loss terms.
+
+B batch, K samples, N candidates, T target length, S source length, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -41,8 +44,8 @@ class HostCopy:
 class _Movable:
     """Dataclasses of tensors that go to a device (and into pinned memory) together."""
 
-    def _map(self, function):
-        changes = {}
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        changes: dict[str, Any] = {}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
@@ -51,13 +54,13 @@ class _Movable:
                 changes[f.name] = value._map(function)
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
-    def to(self, device, non_blocking: bool = False):
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """non_blocking: from pinned memory, so that the device goes on with what it is doing."""
         if non_blocking:
             return self._map(lambda t: send(t, torch.device(device)))
         return self._map(lambda t: t.to(device))
 
-    def pin_memory(self):
+    def pin_memory(self) -> Self:
         return self._map(lambda t: t.pin_memory())
 
 
@@ -135,19 +138,16 @@ class Row:
 
 @dataclass
 class Samples:
-    """K complete texts for each of B rows, which share everything but the hidden positions.
-
-    With n masks for each row, K / n samples belong to each: `hidden` is (n * B, T), the B rows of the first mask first.
-    """
+    """K complete texts for each of B rows, which share everything but the masked positions."""
 
     text: Text
-    """The static texts."""
+    """The static targets."""
     hidden: Tensor
-    """(n * B, T) True at the positions that were drawn."""
+    """(B, T) True at the positions that were drawn."""
     draws: Tensor
-    """(M, K / n) the tokens drawn at the M hidden positions, in row-major order; on the policy's device."""
+    """(M, K) the tokens drawn at the M masked positions, in row-major order; on the policy's device."""
     end_id: int | None = None
-    """A sample ends where this token was drawn; all are as long as the static text when not given."""
+    """A sample ends where this token was drawn; all are as long as the static target when not given."""
 
     @property
     def keep_mask(self) -> Tensor:
@@ -155,20 +155,20 @@ class Samples:
 
     @cached_property
     def places(self) -> Tensor:
-        """(2, M) the row of `hidden` and the column of each hidden position; where the draws are."""
+        """(2, M) the row and the column of each masked position, on the device of the draws."""
         return send(self.hidden.nonzero().T, self.draws.device)
 
     @property
     def ids(self) -> Tensor:
-        """(B, K, T) token ids: the static token where it was shown, the k-th draw where it was hidden."""
+        """(B, K, T) token ids: the static token where it was visible, the k-th draw where it was masked."""
         return self.ids_on(self.text.ids.device)
 
     def ids_on(self, device: torch.device) -> Tensor:
-        """The same on a device. On that of the draws nothing waits for them."""
+        """`ids` on a device. On that of the draws nothing waits for them."""
         return self._put(self.text.ids, self.draws, device)
 
     def ended_on(self, device: torch.device) -> Tensor:
-        """The same with end tokens, which have no text, from the first one on that was drawn."""
+        """`ids` with end tokens, which have no text, from the first one on that was drawn."""
         ids = self.ids_on(device)
         if self.end_id is None:
             return ids
@@ -189,13 +189,15 @@ class Samples:
         return [row[:number] for row, number in rows]
 
     def _put(self, text: Tensor, drawn: Tensor, device: torch.device) -> Tensor:
-        """(B, K, T): `text` (B, T) with `drawn` (M, K / n) at the hidden positions."""
-        size, length = text.shape
-        number, many = len(self.hidden) // size, drawn.shape[1]
-        whole = send(text, device)[:, None].repeat(number, many, 1)  # (n * B, K / n, T)
+        """(B, K, T): `text` (B, T) with `drawn` (M, K) at the masked positions."""
+        whole = send(text, device)[:, None].repeat(1, drawn.shape[1], 1)
         rows, positions = send(self.places, device)
         whole[rows, :, positions] = send(drawn, device).to(whole.dtype)
-        return whole.view(number, size, many, length).transpose(0, 1).reshape(size, number * many, length)
+        return whole
+
+
+CompletionRow = dict[str, str | int | float]
+"""One sample in the log: example, prompt, masked_target, sample, reward, advantage."""
 
 
 @dataclass
@@ -221,8 +223,8 @@ class StepOutput:
     """Single numbers. Tensors stay on their device until there is something to log."""
     late_metrics: Callable[[], Mapping[str, float | Tensor]] | None = None
     """Gives those that are known after backward only."""
-    completions: Callable[[], list[dict[str, Any]]] | None = None
-    """Makes the rows of the log of samples: prompt, masked target, sample, reward, advantage."""
+    completions: Callable[[], list[CompletionRow]] | None = None
+    """Makes the rows of the log of samples."""
 
     def all_metrics(self) -> dict[str, float | Tensor]:
         """With those that are known late: this may have to wait."""
