@@ -1,133 +1,199 @@
-"""SemiOfflineConfig: Transformers' TrainingArguments and what the methods need. Plain data."""
+"""Settings that every method reads: Transformers' TrainingArguments, and those of this library. Plain data.
+
+A method adds its own in its file (`GoldConfig`, `BrioConfig`, ...). Every setting declares its type, range, group and
+help once, with `setting`; validation and the help of the command line are made from that.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_type_hints
 
 import torch
 from transformers import SchedulerType, TrainingArguments, get_scheduler
 
-from semioffline.algorithm.losses import ANCHORS, BASELINES, GOLD_REWARDS, LOSS_SCALES
-from semioffline.algorithm.masking import MASK_PATTERNS, MASK_UNITS, OBSERVATIONS
-from semioffline.data.examples import STATIC_TARGETS
-from semioffline.errors import UserError, told_in_one_line
-from semioffline.policy.decoding import Decoding
-from semioffline.policy.policy import TRUNCATION_SIDES
+from semioffline.errors import UserError, told_in_one_line, unknown
+
+TruncationSide = Literal["left", "right"]
+StaticTarget = Literal["ground_truth", "worst", "best", "random"]
 
 
-def option(default: Any, help: str) -> Any:
-    """A dataclass field that explains itself in one line."""
+class Range(NamedTuple):
+    """Numbers that a setting allows. Infinity and NaN are outside every range."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    """Whether `low` itself is outside."""
+    open_high: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (value < self.high if self.open_high else value <= self.high)
+
+    def __str__(self) -> str:
+        if self.low == -math.inf and self.high == math.inf:
+            return "be finite"
+        if self.high == math.inf:
+            return f"be above {self.low:g}" if self.open_low else f"be at least {self.low:g}"
+        if not self.open_low and not self.open_high:
+            return f"be between {self.low:g} and {self.high:g}"
+        return f"lie in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+
+
+FINITE = Range()
+POSITIVE = Range(0, open_low=True)
+NOT_NEGATIVE = Range(0)
+SHARE = Range(0, 1)
+
+
+def setting(default: Any, help: str, group: str = "", allowed: Range | None = None, free: bool = False) -> Any:
+    """A dataclass field that declares all there is to know about a setting.
+
+    Args:
+        group: The heading under which `--help` lists it.
+        allowed: The numbers that it allows.
+        free: Whether it may change when a run is resumed: the result of training does not depend on it.
+    """
+    metadata = {"help": help, "group": group, "allowed": allowed, "free": free}
     if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+TRANSFORMERS: dict[str, tuple[str, Range | None]] = {
+    "output_dir": ("Run folder.", None),
+    "max_steps": ("Optimizer steps; -1: num_train_epochs decides.", None),
+    "num_train_epochs": ("Passes over the training data.", FINITE),
+    "per_device_train_batch_size": ("Inputs of one forward pass and device.", Range(1)),
+    "gradient_accumulation_steps": ("Forward passes of one optimizer step.", Range(1)),
+    "learning_rate": ("Highest learning rate.", NOT_NEGATIVE),
+    "lr_scheduler_type": ("Schedule of the learning rate: linear, constant, cosine, ...", None),
+    "warmup_steps": ("Steps until the learning rate is reached; below 1: a share of all steps.", NOT_NEGATIVE),
+    "max_grad_norm": ("Gradients are clipped to this norm; 0: never.", NOT_NEGATIVE),
+    "label_smoothing_factor": ("Label smoothing of the MLE loss.", SHARE),
+    "optim": ("Optimizer: adamw_torch_fused, adafactor, sgd, ...", None),
+    "seed": ("Seed of everything random.", NOT_NEGATIVE),
+    "bf16": ("Compute in bfloat16, with weights in --dtype.", None),
+    "gradient_checkpointing": ("Less memory for activations, at one more forward pass.", None),
+    "torch_compile": ("Compile the layers of the model.", None),
+    "per_device_eval_batch_size": ("Inputs decoded at a time in evaluation.", Range(1)),
+    "eval_strategy": ("When to evaluate on the validation split: no, steps, epoch.", None),
+    "eval_steps": ("Steps between two evaluations.", None),
+    "load_best_model_at_end": ("Load the checkpoint with the best metric_for_best_model at the end.", None),
+    "metric_for_best_model": ("What the best checkpoint is chosen by; the reward where there is one.", None),
+    "save_strategy": ("When to write a checkpoint: no, steps, epoch, best.", None),
+    "save_steps": ("Steps between two checkpoints.", None),
+    "report_to": ("Loggers: none, tensorboard, wandb, ...", None),
+}
+"""Transformers' settings that `--help` lists, with their help and range. `--help-all` lists the others too."""
+_DEFINING = {"seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim"}
+_DEFINING |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"}
+_DEFINING |= {"train_sampling_strategy"}
+"""Transformers' settings that a resumed run must not change."""
+_RANGES = {"adam_beta1": Range(0, 1, open_high=True), "adam_beta2": Range(0, 1, open_high=True)}
+_RANGES |= dict.fromkeys(("adam_epsilon", "dataloader_num_workers", "weight_decay"), NOT_NEGATIVE)
+_RANGES |= {name: allowed for name, (_, allowed) in TRANSFORMERS.items() if allowed is not None}
 
 
 @dataclass
-class SemiOfflineConfig(TrainingArguments):
-    # The method
-    method: str = option("semi_offline", "Which method trains: the name of a module in semioffline/methods.")
-    num_samples: int = option(64, "K, the samples drawn for each input (in semi_offline they cost no forward pass).")
-    mask_rate: float = option(0.4, "p_m, the share of the static target's tokens that the model must decide.")
-    mask_unit: str = option("token", "Hide single tokens or whole words: token | word.")
-    rl_weight: float = option(5.0, "Lambda, the weight of the RL loss beside the MLE loss.")
-    rl_ratio: float | None = option(
-        None, "Instead of rl_weight, ranking_weight: how many times the MLE gradient the RL gradient is to be at first."
+class MethodConfig(TrainingArguments):
+    """Settings of a training run that do not depend on the method. A method's config class derives from it."""
+
+    method: ClassVar[str] = ""
+    """The name of the method that reads this config; empty for a method object of the user's own."""
+
+    # Rewards
+    reward_weights: list[float] | None = setting(None, "Weight of each reward; all 1 when not given.", "Reward")
+    reward_timeout: float | None = setting(
+        None,
+        "Seconds that one call of a reward function may take in training; no limit when not given.",
+        "Reward",
+        POSITIVE,
+        free=True,
     )
-    loss_scale: str = option(
-        "token", "token: sum over samples, mean over hidden positions (the published lambda) | sequence: as printed."
+    overlap_rewards: bool = setting(
+        True, "Score samples while the device goes on. Same results.", "Advanced", free=True
     )
-    baseline: str = option("mean", "What is subtracted from a sample's reward: mean | leave_one_out.")
-    scale_rewards: bool = option(False, "Divide advantages by the standard deviation of the input's rewards.")
-    static_target: str = option(
-        "ground_truth", "The text that is masked: ground_truth | worst | best | random (candidate)."
-    )
-    mle_mask_rate: float = option(
-        0.4, "Share of decoder inputs hidden in the masked examples of the MLE row (not for ft)."
-    )
-    mle_mask_share: float = option(0.5, "Share of the examples whose MLE row is masked at all (not for ft).")
-    # Variants of semi_offline
-    observation: str = option(
-        "masked", "What the policy sees where it must decide: masked | full | no_mask | noisy | all | pre."
-    )
-    noise_rate: float = option(0.3, "observation=noisy: share of the hidden positions that show the static token.")
-    mask_pattern: str = option("random", "Which positions are hidden: random | complementary | suffix | span | mixed.")
-    mask_span: float = option(3.0, "mask_pattern=span: mean length of a run of hidden tokens (or words).")
-    mask_rate_end: float | None = option(None, "mask_rate goes to this value, in a straight line over training.")
-    refresh_every: int = option(
-        0, "After n steps static targets are samples of the policy, at most n steps old; 0: those of the data."
-    )
-    eos_after: int | None = option(
-        None, "Samples may end early: EOS may be drawn after so many tokens; they are as long as the target otherwise."
-    )
-    draw_end: bool = option(
-        False,
-        "With eos_after: the target's EOS is hidden, too; where another token is drawn, a sample goes on with it.",
-    )
-    draw_alike: bool = option(
-        False, "Draw only tokens of the kind of the one they replace: beginnings of words, punctuation, ..."
-    )
-    anchor: str = option("mle", "What stands beside the RL loss: mle, as in the paper | gold, GOLD's weighted MLE.")
-    # Other methods
-    length_alpha: float = option(1.0, "Log-likelihoods of whole texts are divided by length ** this (avg, brio, ...).")
-    ranking_weight: float = option(0.3, "Weight of brio's ranking loss, summed over pairs, beside the MLE loss.")
-    ranking_margin: float = option(0.001, "brio: how far apart neighbours in the ranking should be.")
-    critic_weight: float = option(1.0, "Weight of the critic's squared error (actor_critic).")
-    gold_reward: str = option("s", "gold: a token's reward is its probability (s) or its log-probability (p).")
-    gold_floor: float = option(0.1, "gold: the policy's own token probability counts at least this much.")
-    gold_horizon: int = option(5, "gold: how many tokens ahead the reward-to-go looks.")
-    gold_discount: float = option(1.0, "gold: a reward one token later counts this much less.")
-    gold_baseline: float = option(-10.0, "gold p: subtracted from the log-probability; what lies below counts 0.")
-    # Drawing
-    temperature: float = option(1.0, "Temperature of the draws.")
-    top_k: int = option(0, "Draw among the k most likely tokens only; 0 means all.")
-    top_p: float = option(1.0, "Draw among the most likely tokens that hold this much probability.")
-    reward_weights: list[float] | None = option(None, "Weight of each reward; all 1 when not given.")
-    reward_timeout: float | None = option(
-        None, "Seconds that one call of a reward function may take in training; no limit when not given."
-    )
-    overlap_rewards: bool = option(True, "Score samples while the device goes on; off, it waits. Same results.")
-    reward_workers: int | None = option(
-        None, "Processes that score with built-in rewards; the cores to spare by default, none for a model on the CPU."
+    reward_workers: int | None = setting(
+        None,
+        "Processes that score with built-in rewards; spare cores by default, none for a model on the CPU.",
+        "Advanced",
+        NOT_NEGATIVE,
+        free=True,
     )
     # Text
-    max_prompt_length: int | None = option(None, "Longest source in tokens; 512, or what the model's positions allow.")
-    max_completion_length: int | None = option(
-        None, "Longest target in tokens; 128, or what the model's positions allow."
+    max_prompt_length: int | None = setting(
+        None, "Longest source in tokens; 512, or what the model's positions allow.", "Text", Range(2)
     )
-    truncation_side: str | None = option(
-        None, "Which end of a long prompt is cut off: left | right; left for decoder-only models, right for others."
+    max_completion_length: int | None = setting(
+        None, "Longest target in tokens; 128, or what the model's positions allow.", "Text", Range(2)
+    )
+    truncation_side: TruncationSide | None = setting(
+        None, "End of a long prompt that is cut off: left | right; left for decoder-only models.", "Text"
     )
     # Model
-    disable_dropout: bool = option(False, "Set every dropout probability to 0.")
-    share_prompt: bool = option(True, "Compute the source's part of the decoder once for all rows of an input.")
-    pad_to_multiple_of: int = option(1, "Pad texts to a multiple of this many tokens: few shapes for torch_compile.")
-    cuda_graphs: bool = option(
-        False, "Replay the model's passes, and its decoding, as CUDA graphs; with pad_to_multiple_of."
+    disable_dropout: bool = setting(False, "Set every dropout probability to 0.", "Speed and memory")
+    share_prompt: bool = setting(
+        True, "Compute the source's part of the decoder once for all rows of an input.", "Advanced", free=True
+    )
+    pad_to_multiple_of: int = setting(
+        1,
+        "Pad texts to a multiple of this many tokens: few shapes for torch_compile.",
+        "Speed and memory",
+        Range(1),
+        free=True,
+    )
+    cuda_graphs: bool = setting(
+        False,
+        "Replay the model's passes and its decoding as CUDA graphs; with pad_to_multiple_of.",
+        "Speed and memory",
+        free=True,
     )
     # Evaluation by generation
-    eval_metrics: list[str] = option(["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.")
-    num_beams: int = option(1, "Beams in evaluation; 1 is greedy.")
-    length_penalty: float = option(1.0, "Exponent on the length in beam search.")
-    no_repeat_ngram_size: int = option(0, "Never repeat an n-gram of this size in evaluation; 0 means free.")
-    min_new_tokens: int = option(0, "Shortest output in evaluation, in tokens.")
-    early_stopping_patience: int | None = option(
-        None, "Stop after so many evaluations without a better metric_for_best_model."
+    eval_metrics: list[str] = setting(
+        ["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.", "Evaluation", free=True
+    )
+    num_beams: int = setting(1, "Beams in evaluation; 1 is greedy.", "Evaluation", Range(1), free=True)
+    length_penalty: float = setting(1.0, "Exponent on the length in beam search.", "Evaluation", FINITE, free=True)
+    no_repeat_ngram_size: int = setting(
+        0, "Never repeat an n-gram of this size in evaluation; 0: no limit.", "Evaluation", NOT_NEGATIVE, free=True
+    )
+    min_new_tokens: int = setting(0, "Shortest output in evaluation, in tokens.", "Evaluation", NOT_NEGATIVE, free=True)
+    early_stopping_patience: int | None = setting(
+        None,
+        "Stop after this many evaluations without a better metric_for_best_model.",
+        "Evaluation",
+        Range(1),
+        free=True,
     )
     # Log
-    log_completions: bool = option(True, "Write sampled completions to completions/step-*.parquet at every log.")
-    num_completions_to_print: int = option(0, "Print so many sampled completions at every log.")
+    log_completions: bool = setting(True, "Write sampled completions to completions/step-*.parquet.", "Log", free=True)
+    num_completions_to_print: int = setting(
+        0, "Sampled completions to print at every log.", "Advanced", NOT_NEGATIVE, free=True
+    )
     # Transformers' own, with other defaults
-    logging_nan_inf_filter: bool = option(False, "A loss that is not finite stops training: nothing to filter.")
-    logging_steps: float = option(10, "Log every so many steps.")
-    disable_tqdm: bool | None = option(False, "No progress bars.")
-    remove_unused_columns: bool = option(False, "Rewards may need any column, so none is removed.")
-    ddp_find_unused_parameters: bool | None = option(False, "Every parameter is used in every step.")
+    logging_steps: float = setting(10, "Steps between two lines of the log.", "Log", free=True)
+    disable_tqdm: bool | None = setting(False, "No progress bars.", "Advanced", free=True)
+    logging_nan_inf_filter: bool = setting(
+        False, "A loss that is not finite stops training: nothing to filter.", free=True
+    )
+    remove_unused_columns: bool = setting(False, "Rewards may need any column, so none is removed.", free=True)
+    ddp_find_unused_parameters: bool | None = setting(False, "Every parameter is used in every step.", free=True)
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Refuse settings that this method does not read, with the nearest name that it does."""
+        for name in settings.keys() - setting_names(cls):
+            raise unknown(f"setting of {cls.method or 'a method'}", name, setting_names(cls))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        problems = self._problems()
+        problems = self.problems()
         if problems:
             raise UserError("; ".join(problems))
         if isinstance(self.lr_scheduler_kwargs, str):
@@ -144,78 +210,23 @@ class SemiOfflineConfig(TrainingArguments):
     def shows_bars(self) -> bool:
         return not self.disable_tqdm and self.local_process_index == 0
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"method": self.method} | super().to_dict()
+
     def _try_scheduler(self) -> None:
-        """What a schedule does not take is told now, not after everything has been loaded."""
+        """Report arguments that a schedule does not take now, not after everything has been loaded."""
         kind, own = SchedulerType(self.lr_scheduler_type), cast(Any, self.lr_scheduler_kwargs)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
         with told_in_one_line(Exception, before=f"lr_scheduler_type={kind.value}, lr_scheduler_kwargs={own}: "):
             get_scheduler(kind, optimizer, 10, 10_000_000, own)
 
-    def _problems(self) -> list[str]:
-        """Everything that is wrong, at once."""
-        problems = self._number_problems()
-        if problems:  # they cannot be compared
+    def problems(self) -> list[str]:
+        """Everything that is wrong with the settings. A method's config adds what ranges cannot say."""
+        problems = list(self._outside())
+        if problems:  # what is out of range cannot be compared
             return problems
-        for name in _SHARES:
-            if not 0.0 <= (getattr(self, name) or 0.0) <= 1.0:
-                problems.append(f"{name}={getattr(self, name)} must lie between 0 and 1")
-        for name in _NOT_NEGATIVE:
-            if (getattr(self, name) or 0) < 0:
-                problems.append(f"{name}={getattr(self, name)} must not be negative")
-        if self.num_samples < 2:
-            problems.append(
-                f"num_samples={self.num_samples} must be at least 2: the baseline is the mean of the samples"
-            )
-        if self.temperature <= 0:
-            problems.append(f"temperature={self.temperature} must be positive")
-        if not 0.0 < self.top_p <= 1.0:
-            problems.append(f"top_p={self.top_p} must lie in (0, 1]")
-        if self.top_k < 0:
-            problems.append(f"top_k={self.top_k} must be 0 (all) or positive")
-        if self.reward_timeout is not None and not self.reward_timeout > 0:
-            problems.append(f"reward_timeout={self.reward_timeout} must be positive, in seconds")
-        if self.rl_ratio is not None and self.rl_ratio <= 0:
-            problems.append(f"rl_ratio={self.rl_ratio} must be positive")
-        if self.rl_ratio is not None and "+" in self.method and "brio" not in self.method.split("+"):
-            problems.append(f"rl_ratio balances one RL term beside brio's, not those of {self.method}: set rl_weight")
-        problems += self._variant_problems()
-        problems += self._speed_problems()
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                problems.append(f"{name}={getattr(self, name)} must lie in [0, 1)")
-        if self.per_device_train_batch_size < 1 or self.per_device_eval_batch_size < 1:
-            problems.append("per_device_train_batch_size and per_device_eval_batch_size must be at least 1")
-        if self.gradient_accumulation_steps < 1:
-            problems.append(f"gradient_accumulation_steps={self.gradient_accumulation_steps} must be at least 1")
-        if self.early_stopping_patience is not None:
-            if self.early_stopping_patience < 1:
-                problems.append(f"early_stopping_patience={self.early_stopping_patience} must be at least 1")
-            if self.eval_strategy == "no":
-                problems.append("early_stopping_patience needs evaluations: set eval_strategy")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in (*allowed, None):
-                problems.append(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
-        for name in ("max_prompt_length", "max_completion_length"):
-            if getattr(self, name) is not None and getattr(self, name) < 2:
-                problems.append(f"{name}={getattr(self, name)} must be at least 2")
-        try:
-            self.decoding(max(self.min_new_tokens, 2))
-        except UserError as error:
-            problems.append(str(error))
-        return problems
-
-    def _number_problems(self) -> list[str]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        problems = [f"{name} is not a number" for name, value in values.items() if value != value]
-        for name in ("rl_weight", "rl_ratio", "temperature", "learning_rate", "ranking_weight", "critic_weight"):
-            if values[name] == math.inf:
-                problems.append(f"{name} must be finite")
-        return problems
-
-    def _speed_problems(self) -> list[str]:
-        problems = []
-        if self.pad_to_multiple_of < 1:
-            problems.append(f"pad_to_multiple_of={self.pad_to_multiple_of} must be at least 1")
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            problems.append("early_stopping_patience needs evaluations: set eval_strategy")
         if self.cuda_graphs and self.gradient_accumulation_steps > 1:
             problems.append(
                 f"cuda_graphs with gradient_accumulation_steps={self.gradient_accumulation_steps}: a graph keeps the "
@@ -225,51 +236,47 @@ class SemiOfflineConfig(TrainingArguments):
             problems.append("cuda_graphs with gradient_checkpointing: choose one, speed or memory")
         return problems
 
-    def _variant_problems(self) -> list[str]:
-        problems = []
-        if not self.mask_span >= 1.0:
-            problems.append(f"mask_span={self.mask_span} must be at least 1, the length of a single token")
-        if self.refresh_every < 0:
-            problems.append(f"refresh_every={self.refresh_every} must be 0 (never) or positive")
-        if self.eos_after is not None and self.eos_after < 1:
-            problems.append(f"eos_after={self.eos_after} must be at least 1: a sample needs a token")
-        if self.anchor == "gold" and "+" in self.method:
-            problems.append(f"anchor='gold' is for semi_offline alone, not for {self.method}")
-        if self.draw_end and self.eos_after is None:
-            problems.append("draw_end needs eos_after: only then EOS may be drawn")
-        if self.eos_after is not None and self.observation == "full":
-            problems.append("eos_after with observation='full': its samples keep the length of the static target")
-        if self.mask_pattern == "complementary" and (self.num_samples < 4 or self.num_samples % 2):
-            problems.append(
-                f"num_samples={self.num_samples} must be even and at least 4 with mask_pattern='complementary': "
-                "each of its two masks gets half of the samples"
-            )
-        return problems
-
-    def decoding(self, max_new_tokens: int) -> Decoding:
-        """How evaluation decodes."""
-        return Decoding(
-            num_beams=self.num_beams,
-            length_penalty=self.length_penalty,
-            no_repeat_ngram_size=self.no_repeat_ngram_size,
-            min_new_tokens=self.min_new_tokens,
-            max_new_tokens=max_new_tokens,
-        )
+    def _outside(self) -> Iterator[str]:
+        """Settings outside their range or choices."""
+        choices = setting_choices(type(self))
+        for item in fields(self):
+            value, allowed = getattr(self, item.name), allowed_range(item)
+            if value is None:
+                continue
+            if value != value:
+                yield f"{item.name} is not a number"
+            elif allowed is not None and value in (math.inf, -math.inf):
+                yield f"{item.name} must be finite"
+            elif allowed is not None and value not in allowed:
+                yield f"{item.name}={value} must {allowed}"
+            elif item.name in choices and value not in choices[item.name]:
+                yield f"{item.name}={value!r} must be one of {', '.join(choices[item.name])}"
 
 
-_SHARES = ["mask_rate", "mask_rate_end", "mle_mask_rate", "mle_mask_share", "noise_rate", "gold_floor", "gold_discount"]
-_SHARES += ["label_smoothing_factor"]
-_NOT_NEGATIVE = ["rl_weight", "ranking_weight", "ranking_margin", "critic_weight", "length_alpha", "gold_horizon"]
-_NOT_NEGATIVE += ["learning_rate", "adam_epsilon", "weight_decay", "max_grad_norm", "warmup_steps", "seed"]
-_NOT_NEGATIVE += ["dataloader_num_workers", "reward_workers"]
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "mask_unit": MASK_UNITS,
-    "mask_pattern": MASK_PATTERNS,
-    "observation": OBSERVATIONS,
-    "loss_scale": LOSS_SCALES,
-    "baseline": BASELINES,
-    "gold_reward": GOLD_REWARDS,
-    "anchor": ANCHORS,
-    "static_target": STATIC_TARGETS,
-    "truncation_side": TRUNCATION_SIDES,
-}
+def allowed_range(item: Field[Any]) -> Range | None:
+    """The range that a field declares, or the one that we declare for Transformers' field."""
+    return item.metadata.get("allowed") or _RANGES.get(item.name)
+
+
+def setting_names(config: type[MethodConfig]) -> frozenset[str]:
+    """Of all settings that a method reads, Transformers' own included."""
+    return frozenset(item.name for item in fields(config) if item.init)
+
+
+def setting_choices(config: type[MethodConfig]) -> dict[str, tuple[str, ...]]:
+    """Setting -> the values that its Literal allows. Only those of this library: Transformers checks its own."""
+    own = {item.name for item in fields(config) if "group" in item.metadata}
+    found: dict[str, tuple[str, ...]] = {}
+    for name, kind in get_type_hints(config).items():
+        parts = [kind, *get_args(kind)] if name in own else []
+        literals = [part for part in parts if getattr(part, "__origin__", None) is Literal]
+        if literals:
+            found[name] = get_args(literals[0])
+    return found
+
+
+def defining_settings(*kinds: type) -> set[str]:
+    """The settings of these dataclasses that a resumed run must not change: what is trained depends on them."""
+    declared = [item for kind in kinds for item in fields(kind) if "free" in item.metadata]
+    transformers = _DEFINING if any(issubclass(kind, MethodConfig) for kind in kinds) else set()
+    return transformers | {item.name for item in declared if not item.metadata["free"]}

@@ -10,8 +10,9 @@ from datasets import Dataset
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput
 from semioffline.data.examples import Collator, Examples
-from semioffline.methods import BaseMethod, load_method
-from semioffline.methods.avg import sample_texts
+from semioffline.methods.base import BaseMethod
+from semioffline.methods.on_policy import sample_texts
+from semioffline.methods.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import RewardSet, Scorer
 from semioffline.tasks import ads
@@ -76,7 +77,7 @@ def ads_rows() -> Dataset:
 def _learnt(ads_rows: Dataset, settings: Any) -> Policy:
     policy = Policy(ads.build_model(), ads.build_tokenizer())
     examples = Examples(ads_rows, policy, 32, 32, progress=False)
-    train(policy, load_method("mft", settings()), examples, steps=100, lr=3e-3, batch_size=32)
+    train(policy, load_method(settings("mft")), examples, steps=100, lr=3e-3, batch_size=32)
     return policy
 
 

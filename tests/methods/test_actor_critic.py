@@ -6,8 +6,8 @@ import torch
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
 from semioffline.errors import UserError
-from semioffline.methods import load_method
-from semioffline.methods.avg import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.registry import load_method
 from semioffline.scoring.scorer import RewardSet, Scorer
 
 
@@ -20,7 +20,7 @@ def discovers(completions, **kwargs):
 
 
 def prepared(policy, args):
-    method = load_method("actor_critic", args)
+    method = load_method(args)
     method.prepare(policy, [])
     torch.nn.init.normal_(policy.value_head.weight, generator=torch.Generator().manual_seed(0))
     return method
@@ -50,11 +50,11 @@ def test_the_losses_by_a_loop(tiny_policy, tiny_batch, settings, kind):
     """A_t = R - V_t; L_RL = -sum_t A_t log p_t / |y|; L_critic = mean_t A_t**2; summed over rows."""
     policy = tiny_policy(kind)
     batch = tiny_batch(policy)
-    args = settings(max_completion_length=8)
+    args = settings("actor_critic", max_completion_length=8)
     method = prepared(policy, args)
     output = method.step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, 0))
     texts = sample_texts(policy, batch, args, Randomness(0, 0), 1)
-    row = sampled_row(policy, batch, texts, args)
+    row = sampled_row(policy, batch, texts, args.max_completion_length)
     [logits], [values] = policy.predict(batch.source, [row], with_values=True)
     log_p = sampled_log_p(policy, logits, row, args)
     rl, critic = 0.0, 0.0
@@ -71,9 +71,9 @@ def test_the_losses_by_a_loop(tiny_policy, tiny_batch, settings, kind):
 
 
 def test_the_head_is_saved_and_loaded(tiny_policy, settings, tmp_path):
-    saved = prepared(tiny_policy("bart"), settings())
+    saved = prepared(tiny_policy("bart"), settings("actor_critic"))
     saved.save(tmp_path)
-    other = load_method("actor_critic", settings())
+    other = load_method(settings("actor_critic"))
     other.prepare(tiny_policy("bart"), [])
     other.load(tmp_path)
     assert torch.equal(other.value_head.weight, saved.value_head.weight)
@@ -90,8 +90,8 @@ def test_without_a_head_there_are_no_values(tiny_policy, tiny_batch):
 
 
 def test_it_finds_the_reward_and_the_critic_learns(learnt, ads_examples, settings, short_training, sampled_reward):
-    args = settings(max_completion_length=24, rl_weight=10.0)
-    method = load_method("actor_critic", args)
+    args = settings("actor_critic", max_completion_length=24, rl_weight=10.0)
+    method = load_method(args)
     before = sampled_reward(learnt, ads_examples, args, discovers)
     outputs = short_training(learnt, method, ads_examples, steps=20, lr=1e-3, reward=discovers)
     assert sampled_reward(learnt, ads_examples, args, discovers) > before + 0.2

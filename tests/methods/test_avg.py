@@ -9,8 +9,8 @@ from semioffline.algorithm import sampling
 from semioffline.algorithm.losses import reward_to_go, text_scores, token_log_p
 from semioffline.algorithm.randomness import Randomness
 from semioffline.errors import UserError
-from semioffline.methods import load_method
-from semioffline.methods.avg import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.registry import load_method
 from semioffline.scoring.scorer import RewardSet, Scorer
 
 
@@ -23,8 +23,8 @@ def discovers(completions, **kwargs):
     return [float("discover" in text.split()) for text in completions]
 
 
-def run(policy, batch, args, name="avg", reward=vowels):
-    method = load_method(name, args)
+def run(policy, batch, args, reward=vowels):
+    method = load_method(args)
     method.prepare(policy, [])
     return method.step(policy, batch, Scorer(policy, RewardSet(reward)), Randomness(0, 3))
 
@@ -49,10 +49,10 @@ def test_reward_to_go_stops_at_its_horizon():
 def test_an_example_has_the_same_samples_in_every_batch(tiny_policy, tiny_batch, settings, kind):
     """Beside others, and with a limit that cuts them: the numbers they are drawn with are its own."""
     policy, randomness = tiny_policy(kind), Randomness(0, 3)
-    args = settings(max_completion_length=9)
+    args = settings("avg", max_completion_length=9)
     texts = sample_texts(policy, tiny_batch(policy, 4), args, randomness, 3)
     assert sample_texts(policy, tiny_batch(policy, 2), args, randomness, 3) == texts[:6]
-    short = sample_texts(policy, tiny_batch(policy, 4), settings(max_completion_length=5), randomness, 3)
+    short = sample_texts(policy, tiny_batch(policy, 4), settings("avg", max_completion_length=5), randomness, 3)
     assert short == [text[:5] for text in texts]
     assert len(set(map(tuple, texts))) == 12
     assert sample_texts(policy, tiny_batch(policy, 4), args, Randomness(0, 4), 3) != texts
@@ -64,7 +64,7 @@ def test_the_loss_is_what_a_loop_over_samples_gives(tiny_policy, tiny_batch, set
     """L_RL = sum_k -(R_k - b) / |y_k|**alpha * sum_t log p(y_t | x, y_<t), each text through the bare model alone."""
     policy = tiny_policy(kind)
     batch = tiny_batch(policy, 3)
-    args = settings(num_samples=3, length_alpha=0.7, temperature=1.3, loss_scale=scale, max_completion_length=9)
+    args = settings("avg", num_samples=3, length_alpha=0.7, temperature=1.3, loss_scale=scale, max_completion_length=9)
     output = run(policy, batch, args)
     texts = sample_texts(policy, batch, args, Randomness(0, 3), 3)
     rewards = torch.tensor(vowels(policy.decode(texts))).view(3, 3)
@@ -94,8 +94,9 @@ def test_restricted_draws_are_normalised_over_what_could_be_drawn(tiny_policy, t
     """top_k=1 draws greedily: every probability is 1."""
     policy = tiny_policy("bart")
     batch = tiny_batch(policy)
-    args = settings(top_k=1, max_completion_length=8)
-    row = sampled_row(policy, batch, sample_texts(policy, batch, args, Randomness(0, 0), 1), args)
+    args = settings("avg", top_k=1, max_completion_length=8)
+    texts = sample_texts(policy, batch, args, Randomness(0, 0), 1)
+    row = sampled_row(policy, batch, texts, args.max_completion_length)
     [logits] = policy.predict(batch.source, [row])
     log_p = sampled_log_p(policy, logits, row, args)
     assert torch.allclose(log_p, torch.zeros_like(log_p), atol=1e-6)
@@ -108,7 +109,7 @@ def test_log_p_is_that_of_the_distribution_drawn_from(tiny_policy, tiny_batch, s
     policy = tiny_policy("llama")
     for name, value in own.items():
         setattr(policy.base.generation_config, name, value)
-    batch, args, seen = tiny_batch(policy), settings(max_completion_length=12), []
+    batch, args, seen = tiny_batch(policy), settings("avg", max_completion_length=12), []
 
     def draw(probabilities, uniforms):
         ids = real(probabilities, uniforms)
@@ -118,7 +119,7 @@ def test_log_p_is_that_of_the_distribution_drawn_from(tiny_policy, tiny_batch, s
     real = sampling._draw
     monkeypatch.setattr(sampling, "_draw", draw)
     texts = sample_texts(policy, batch, args, Randomness(0, 0), 1)
-    row = sampled_row(policy, batch, texts, args)
+    row = sampled_row(policy, batch, texts, args.max_completion_length)
     [logits] = policy.predict(batch.source, [row])
     drawn = torch.stack(seen, dim=1)
     expected = torch.cat([drawn[b, : len(text)] for b, text in enumerate(texts)])
@@ -130,8 +131,8 @@ def test_forced_tokens_are_nobodys_choice(tiny_policy, tiny_batch, settings):
     policy.base.generation_config.forced_bos_token_id = 0
     policy.base.generation_config.forced_eos_token_id = 2
     batch = tiny_batch(policy)
-    args = settings(max_completion_length=4)
-    row = sampled_row(policy, batch, [[0, 7, 8, 2], [0, 7, 2], [0, 9, 9, 2], [0, 2]], args)
+    args = settings("avg", max_completion_length=4)
+    row = sampled_row(policy, batch, [[0, 7, 8, 2], [0, 7, 2], [0, 9, 9, 2], [0, 2]], args.max_completion_length)
     assert row.wanted.tolist() == [
         [False, True, True, False],
         [False, True, True, False],
@@ -143,7 +144,7 @@ def test_forced_tokens_are_nobodys_choice(tiny_policy, tiny_batch, settings):
 def test_samples_are_keyed_by_seed_step_and_batch(tiny_policy, tiny_batch, settings):
     policy = tiny_policy("bart")
     batch = tiny_batch(policy)
-    args = settings(max_completion_length=8)
+    args = settings("avg", max_completion_length=8)
     state = torch.get_rng_state()
     first = sample_texts(policy, batch, args, Randomness(0, 0), 3)
     assert torch.equal(state, torch.get_rng_state()), "the global random state must stay as it was"
@@ -164,7 +165,8 @@ def test_forward_passes_are_samples_times_length(tiny_policy, tiny_batch, settin
     policy = tiny_policy(kind)
     policy.base.generation_config.suppress_tokens = [2]
     batch = tiny_batch(policy)
-    run(policy, batch, settings(num_samples=3, max_completion_length=6), name)
+    own = {"num_samples": 3} if name == "avg" else {}
+    run(policy, batch, settings(name, max_completion_length=6, **own))
     policy.meter.add_inputs(len(batch))
     cost = policy.meter.per_input()
     assert cost["forward_passes"] == passes
@@ -175,24 +177,30 @@ def test_forward_passes_are_samples_times_length(tiny_policy, tiny_batch, settin
 def test_samples_without_reward_count_nothing(tiny_policy, tiny_batch, settings):
     policy = tiny_policy("bart")
     batch = tiny_batch(policy)
-    args = settings(num_samples=2, max_completion_length=6)
     for name in ("avg", "self_critic", "actor_critic"):
-        output = run(policy, batch, args, name, lambda completions, **kwargs: [None] * len(completions))
+        args = settings(name, max_completion_length=6, **({"num_samples": 2} if name == "avg" else {}))
+        output = run(policy, batch, args, lambda completions, **kwargs: [None] * len(completions))
         others = [term.total.item() for term in output.terms if term.name != "mle"]
         assert others == [0.0] * len(others)
 
 
 def test_it_finds_the_reward(learnt, ads_examples, settings, short_training, sampled_reward):
-    args = settings(num_samples=4, max_completion_length=24, rl_weight=5.0)
+    args = settings("avg", num_samples=4, max_completion_length=24, rl_weight=5.0)
     before = sampled_reward(learnt, ads_examples, args, discovers)
-    short_training(learnt, load_method("avg", args), ads_examples, steps=15, lr=1e-3, reward=discovers)
+    short_training(learnt, load_method(args), ads_examples, steps=15, lr=1e-3, reward=discovers)
     assert sampled_reward(learnt, ads_examples, args, discovers) > before + 0.2
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("length_alpha", -1), ("ranking_margin", -0.1), ("gold_floor", 2.0), ("gold_reward", "q"), ("critic_weight", -1)],
+    ("method", "name", "value"),
+    [
+        ("avg", "length_alpha", -1),
+        ("brio", "ranking_margin", -0.1),
+        ("gold", "gold_floor", 2.0),
+        ("gold", "gold_reward", "q"),
+        ("actor_critic", "critic_weight", -1),
+    ],
 )
-def test_wrong_settings_are_told(settings, name, value):
+def test_wrong_settings_are_told(settings, method, name, value):
     with pytest.raises(UserError, match=name):
-        settings(**{name: value})
+        settings(method, **{name: value})

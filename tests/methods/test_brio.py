@@ -11,7 +11,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
-from semioffline.methods import load_method
+from semioffline.methods.registry import load_method
 from semioffline.scoring.scorer import RewardSet, Scorer
 from semioffline.tasks import ads
 
@@ -48,7 +48,7 @@ def test_the_loss_is_what_a_loop_over_pairs_gives(tiny_policy, tiny_data, settin
     examples = ranked(policy, tiny_data)
     batch = Collator(policy.pad_id)([examples[n] for n in range(3)])
     args = settings(method="brio", length_alpha=0.6, ranking_margin=0.05)
-    output = load_method("brio", args).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
+    output = load_method(args).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
     expected = 0.0
     for b in range(3):
         example, f = examples[b], []
@@ -73,7 +73,7 @@ def test_it_costs_a_row_for_each_candidate(tiny_policy, tiny_data, settings):
     policy = tiny_policy("bart")
     examples = ranked(policy, tiny_data)
     batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
-    load_method("brio", settings()).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
+    load_method(settings("brio")).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
     policy.meter.add_inputs(len(batch))
     cost = policy.meter.per_input()
     assert (cost["forward_passes"], cost["mle_rows"], cost["encoder_rows"], cost["calls"]) == (4, 1, 1, 1 / 4)
@@ -82,13 +82,11 @@ def test_it_costs_a_row_for_each_candidate(tiny_policy, tiny_data, settings):
 def test_a_batch_without_candidates_is_refused(tiny_policy, tiny_batch, settings):
     policy = tiny_policy("bart")
     with pytest.raises(UserError, match="semioffline candidates"):
-        load_method("brio", settings()).step(
-            policy, tiny_batch(policy), Scorer(policy, RewardSet([])), Randomness(0, 0)
-        )
+        load_method(settings("brio")).step(policy, tiny_batch(policy), Scorer(policy, RewardSet([])), Randomness(0, 0))
 
 
 def test_it_learns_the_ranking(learnt, ads_rows, settings, short_training):
     examples = ranked(learnt, ads_rows.select(range(48)))
-    outputs = short_training(learnt, load_method("brio", settings()), examples, steps=30, lr=1e-3)
+    outputs = short_training(learnt, load_method(settings("brio")), examples, steps=30, lr=1e-3)
     right = [output.metrics["pairs_right"] for output in outputs]
     assert sum(right[-5:]) / 5 > sum(right[:5]) / 5 + 0.1

@@ -8,7 +8,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
-from semioffline.methods import load_method
+from semioffline.methods.registry import load_method
 from semioffline.scoring.scorer import RewardSet, Scorer
 
 
@@ -18,7 +18,7 @@ def step(method, policy, batch):
 
 def prepared(policy, tiny_data, args):
     examples = Examples(tiny_data, policy, 40, 40, progress=False)
-    method = load_method("gold", args)
+    method = load_method(args)
     method.prepare(policy, examples)
     return method, examples
 
@@ -65,16 +65,16 @@ def test_the_loss_by_a_loop_over_tokens(tiny_policy, tiny_data, settings, kind, 
 
 
 def test_the_rewards_survive_a_resume(tiny_policy, tiny_data, settings, tmp_path):
-    method, examples = prepared(tiny_policy("bart"), tiny_data, settings())
+    method, examples = prepared(tiny_policy("bart"), tiny_data, settings("gold"))
     method.save(tmp_path)
     policy = tiny_policy("bart", seed=3)
-    resumed, _ = prepared(policy, tiny_data, settings())
+    resumed, _ = prepared(policy, tiny_data, settings("gold"))
     batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
     expected = step(method, policy, batch).terms[0].total
     assert not torch.equal(step(resumed, policy, batch).terms[0].total, expected)
     resumed.load(tmp_path)
     assert torch.equal(step(resumed, policy, batch).terms[0].total, expected)
-    other, _ = prepared(policy, tiny_data.select(range(3)), settings())
+    other, _ = prepared(policy, tiny_data.select(range(3)), settings("gold"))
     with pytest.raises(UserError, match="other training data"):
         other.load(tmp_path)
     with pytest.raises(UserError, match=r"gold_rewards\.safetensors"):
@@ -83,49 +83,16 @@ def test_the_rewards_survive_a_resume(tiny_policy, tiny_data, settings, tmp_path
 
 def test_it_costs_one_pass_and_preparing_is_not_counted(tiny_policy, tiny_data, settings):
     policy = tiny_policy("bart")
-    method, examples = prepared(policy, tiny_data, settings())
+    method, examples = prepared(policy, tiny_data, settings("gold"))
     step(method, policy, Collator(policy.pad_id)([examples[n] for n in range(4)]))
     policy.meter.add_inputs(4)
     cost = policy.meter.per_input()
     assert (cost["forward_passes"], cost["calls"], cost["encoder_rows"]) == (1, 1 / 4, 1)
 
 
-@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
-def test_as_the_anchor_of_semi_offline_it_is_the_same_loss_in_the_same_pass(tiny_policy, tiny_data, settings, kind):
-    """The row is there in any case: one pass samples, one anchors, as with MLE; the RL term does not change."""
-    policy = tiny_policy(kind)
-    method, examples = prepared(policy, tiny_data, settings(method="gold"))
-    batch = Collator(policy.pad_id)([examples[n] for n in (5, 2)])
-    [alone] = step(method, policy, batch).terms
-
-    def both(anchor):
-        found = load_method("semi_offline", settings(num_samples=4, mle_mask_share=0.0, anchor=anchor))
-        found.prepare(policy, examples)
-        before = policy.meter.counts.copy()
-        scorer = Scorer(policy, RewardSet(lambda completions, **columns: [float(len(text)) for text in completions]))
-        output = found.step(policy, batch, scorer, Randomness(0, 0))
-        assert "reward" in output.all_metrics()  # which RL waits for
-        return output, policy.meter.counts - before
-
-    (with_gold, cost), (with_mle, cost_of_mle) = both("gold"), both("mle")
-    gold_term, rl = with_gold.terms
-    assert (gold_term.name, gold_term.per, rl.name) == ("gold", "token", "rl")
-    assert gold_term.total.item() == pytest.approx(alone.total.item(), rel=1e-5)
-    assert rl.value().item() == pytest.approx(with_mle.terms[1].value().item(), rel=1e-5)
-    assert cost == cost_of_mle
-    assert {"gold/probability", "gold/return"} <= set(with_gold.all_metrics())
-
-
-def test_an_anchor_is_told_where_it_has_no_place(settings):
-    with pytest.raises(UserError, match="anchor='gold' is for semi_offline alone, not for brio"):
-        settings(method="brio+semi_offline", anchor="gold")
-    with pytest.raises(UserError, match="anchor='ppo' must be one of mle, gold"):
-        settings(anchor="ppo")
-
-
 def test_it_raises_the_probability_of_what_the_start_model_likes(learnt, ads_examples, settings, short_training):
     """The gradient is that of sum_t Q_t p_t where p_t is above the floor: this mean must rise."""
-    method = load_method("gold", settings())
+    method = load_method(settings("gold"))
     batch = Collator(learnt.pad_id)([ads_examples[n] for n in range(64)])
     target = batch.target
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from semioffline.algorithm.randomness import Randomness
-from semioffline.methods import load_method
-from semioffline.methods.avg import greedy_texts, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.on_policy import greedy_texts, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.registry import load_method
 from semioffline.scoring.scorer import RewardSet, Scorer
 
 
@@ -21,13 +21,13 @@ def discovers(completions, **kwargs):
 def test_the_loss_is_the_likelihood_times_the_gain_over_greedy(tiny_policy, tiny_batch, settings, kind):
     policy = tiny_policy(kind)
     batch = tiny_batch(policy)
-    args = settings(length_alpha=1.0, max_completion_length=10)
-    output = load_method("self_critic", args).step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, 0))
+    args = settings("self_critic", length_alpha=1.0, max_completion_length=10)
+    output = load_method(args).step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, 0))
     texts = sample_texts(policy, batch, args, Randomness(0, 0), 1)
     gains = torch.tensor(length(policy.decode(texts))) - torch.tensor(
-        length(policy.decode(greedy_texts(policy, batch, args)))
+        length(policy.decode(greedy_texts(policy, batch, args.max_completion_length)))
     )
-    row = sampled_row(policy, batch, texts, args)
+    row = sampled_row(policy, batch, texts, args.max_completion_length)
     log_p = sampled_log_p(policy, policy.predict(batch.source, [row])[0], row, args)
     means = [log_p[rows_of(row) == b].mean() for b in range(len(batch))]
     expected = -sum(gain * mean for gain, mean in zip(gains, means, strict=True))
@@ -38,16 +38,16 @@ def test_the_loss_is_the_likelihood_times_the_gain_over_greedy(tiny_policy, tiny
 
 def test_a_sample_that_is_the_greedy_text_teaches_nothing(tiny_policy, tiny_batch, settings):
     policy = tiny_policy("bart")
-    args = settings(top_k=1, max_completion_length=8)
+    args = settings("self_critic", top_k=1, max_completion_length=8)
     batch = tiny_batch(policy)
-    output = load_method("self_critic", args).step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, 0))
+    output = load_method(args).step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, 0))
     assert output.terms[1].total.item() == 0.0
     assert output.metrics["reward"] == output.metrics["reward_greedy"]
 
 
 def test_it_finds_the_reward(learnt, ads_examples, settings, short_training, sampled_reward):
-    args = settings(max_completion_length=24, rl_weight=10.0)
-    method = load_method("self_critic", args)
+    args = settings("self_critic", max_completion_length=24, rl_weight=10.0)
+    method = load_method(args)
     before = sampled_reward(learnt, ads_examples, args, discovers)
     short_training(learnt, method, ads_examples, steps=20, lr=1e-3, reward=discovers)
     assert sampled_reward(learnt, ads_examples, args, discovers) > before + 0.2

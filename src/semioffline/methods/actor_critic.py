@@ -1,8 +1,8 @@
 """Actor-critic: one sample from the policy; a learned critic of the text so far is the baseline."""
 
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,18 +10,30 @@ from torch import nn
 
 from semioffline.algorithm.losses import text_scores
 from semioffline.algorithm.randomness import Randomness
-from semioffline.algorithm.tensors import Batch, StepOutput, Term, send
+from semioffline.algorithm.tensors import Batch, CompletionRow, StepOutput, Term, send
+from semioffline.config import NOT_NEGATIVE, setting
+from semioffline.data.examples import Examples
 from semioffline.errors import UserError
-from semioffline.methods import BaseMethod
-from semioffline.methods.avg import log_rows, mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.ft import mle_row, mle_term
+from semioffline.methods.base import RLMethod
+from semioffline.methods.completions import completion_rows
+from semioffline.methods.mle import masked_target_row, mle_term
+from semioffline.methods.on_policy import mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.settings import LengthSettings, RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 
 FILE = "value_head.safetensors"
 
 
-class Method(BaseMethod):
+@dataclass
+class ActorCriticConfig(LengthSettings, RLSettings):
+    """Settings of `actor_critic`."""
+
+    method: ClassVar[str] = "actor_critic"
+    critic_weight: float = setting(1.0, "Weight of the critic's squared error.", "Actor-critic", NOT_NEGATIVE)
+
+
+class Method(RLMethod[ActorCriticConfig]):
     """L = L_MLE + rl_weight * L_RL + critic_weight * L_critic, with A_t = R(y) - V(x, y_<t), no gradient through A_t:
 
     L_RL = -sum_t A_t log p(y_t | x, y_<t) / |y|**length_alpha, L_critic = mean over t of (V(x, y_<t) - R(y))**2.
@@ -30,43 +42,46 @@ class Method(BaseMethod):
     reward counts nothing.
     """
 
-    needs_reward = True
-    batch_on_host = True
+    config_class = ActorCriticConfig
 
-    def __init__(self, args: Any):
-        super().__init__(args)
+    def __init__(self, config: ActorCriticConfig):
+        super().__init__(config)
         self.value_head: nn.Linear | None = None
 
-    def prepare(self, policy: Policy, examples: Any) -> None:
+    def prepare(self, policy: Policy, examples: Examples) -> None:
         self.value_head = policy.add_value_head()
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
-        args = self.args
-        texts = sample_texts(policy, batch, args, randomness, 1)
+        config = self.config
+        texts = sample_texts(policy, batch, config, randomness, 1)
         scores = score.score_ids(texts, batch, 1)
 
-        target_row = mle_row(policy, batch, randomness, args.mle_mask_rate, args.mle_mask_share)
-        row = sampled_row(policy, batch, texts, args)
-        logits, values = policy.predict(batch.source, [target_row, row], with_values=True)
+        target = masked_target_row(policy, batch, config, randomness)
+        row = sampled_row(policy, batch, texts, config.max_completion_length)
+        logits, values = policy.predict(batch.source, [target, row], with_values=True)
         rows = rows_of(row)
         rewards = send(scores.rewards[rows, 0], policy.device)
         advantage = (rewards - values[1]).nan_to_num(nan=0.0)  # (P,), 0 where there is no reward
         critic = text_scores(advantage.square(), rows, len(batch)).sum()
-        weighted = advantage.detach() * sampled_log_p(policy, logits[1], row, args)
-        rl = -text_scores(weighted, rows, len(batch), args.length_alpha).sum()
+        weighted = advantage.detach() * sampled_log_p(policy, logits[1], row, config)
+        rl = -text_scores(weighted, rows, len(batch), config.length_alpha).sum()
         means = text_scores(advantage.detach(), rows, len(batch))[:, None]
+
+        def log() -> list[CompletionRow]:
+            return completion_rows(batch, scores.texts, scores.rewards, means)
+
         return StepOutput(
             terms=[
-                mle_term(logits[0], batch, args.label_smoothing_factor),
-                Term("rl", rl, per="row", weight=args.rl_weight),
-                Term("critic", critic, per="row", weight=args.critic_weight),
+                mle_term(logits[0], batch, config.label_smoothing_factor),
+                Term("rl", rl, per="row", weight=config.rl_weight),
+                Term("critic", critic, per="row", weight=config.critic_weight),
             ],
             metrics={
                 **scores.metrics,
                 "value": values[1].detach().mean() if len(rows) else 0.0,
                 "sample_length": mean_length(texts),
             },
-            completions=partial(log_rows, batch, scores, means) if args.log_completions else None,
+            completions=log if config.log_completions else None,
         )
 
     def save(self, folder: Path) -> None:

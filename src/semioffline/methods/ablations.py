@@ -1,0 +1,195 @@
+"""The paper's variants of semi-offline RL (sections 3.1 and 4.4), which show why it masks as it does.
+
+NAT is `semi_offline` with mask_rate=1; data+ and data- are its static_target=best and worst.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from semioffline.algorithm.masking import mask_uniforms
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import complete, draw, draw_uniforms, drawn_log_p, sampling_logits
+from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
+from semioffline.config import SHARE, setting
+from semioffline.errors import UserError
+from semioffline.methods.mle import masked_target_row
+from semioffline.methods.semi_offline import Drawn, SemiOfflineConfig
+from semioffline.methods.semi_offline import Method as SemiOffline
+from semioffline.policy.policy import Policy
+
+ObservationKind = Literal["full", "no_mask", "noisy", "all", "pre"]
+
+
+@dataclass
+class AblationsConfig(SemiOfflineConfig):
+    """Settings of `ablations`: those of `semi_offline`, and which variant it is."""
+
+    method: ClassVar[str] = "ablations"
+    observation: ObservationKind = setting(
+        "full", "What the policy sees at masked positions: full | no_mask | noisy | all | pre.", "Ablations"
+    )
+    noise_rate: float = setting(
+        0.3, "observation=noisy: share of the masked positions that show the static token.", "Ablations", SHARE
+    )
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.eos_after is not None and self.observation == "full":
+            found.append("eos_after with observation='full': its samples keep the length of the static target")
+        return found
+
+
+class Method(SemiOffline):
+    """`semi_offline` with another observation.
+
+    full: (c1), a masked position sees the draws of its own sample before it. no_mask: -Mask, scheduled sampling with
+    two passes. noisy: part of the masked positions show the static token. all: the static target is appended to the
+    source. pre: the embedding of the hidden token is added to that of the mask token.
+    """
+
+    config_class: ClassVar[type[AblationsConfig]] = AblationsConfig
+    config: AblationsConfig
+
+    def observe(self, policy: Policy, batch: Batch, static: Text, randomness: Randomness) -> Observation:
+        observation = super().observe(policy, batch, static, randomness)
+        if self.config.observation == "noisy":
+            uniforms = mask_uniforms(static, batch.index, randomness, "noise")
+            return add_noise(observation, static, self.config.noise_rate, uniforms)
+        if self.config.observation == "no_mask":
+            return self._show_predictions(policy, batch, static, observation, randomness)
+        return observation
+
+    def predict_and_draw(
+        self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
+    ) -> tuple[Tensor, Drawn]:
+        if self.config.observation in ("noisy", "no_mask"):
+            return super().predict_and_draw(policy, batch, static, observation, randomness)
+        target_row = masked_target_row(policy, batch, self.config, randomness)
+        if self.config.observation == "full":
+            return self._draw_in_turn(policy, batch, static, observation, target_row, randomness)
+        masked_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
+        if self.config.observation == "pre":
+            masked_row = replace(masked_row, added_ids=static.ids.masked_fill(~observation.hidden, -1))
+            target_logits, logits = policy.predict(batch.source, [target_row, masked_row])
+        else:  # the MLE row keeps the plain source: the static target may be its answer
+            source = append_target(batch.source, static, policy.tokenizer.eos_token_id, policy.pad_id)
+            _check_fits(policy, source, static)
+            [target_logits] = policy.predict(batch.source, [target_row])
+            [logits] = policy.predict(source, [masked_row])
+        return target_logits, self.draw(policy, logits, batch, static, observation, randomness)
+
+    # ---- -Mask ----
+
+    @torch.no_grad()
+    def _show_predictions(
+        self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
+    ) -> Observation:
+        """A first pass over the static target; its predictions replace the mask tokens."""
+        hidden = observation.hidden
+        [logits] = _predict_only(policy, batch.source, [Row(static.ids, static.keep_mask, hidden, purpose="rl")])
+        uniforms = draw_uniforms(observation, batch.index, 1, randomness, "prediction")
+        draws, _ = draw(self._sampling_logits(policy, logits), uniforms)
+        predicted = complete(static, observation, draws).ids[:, 0]
+        return Observation(torch.where(hidden, predicted, static.ids), hidden)
+
+    def _sampling_logits(self, policy: Policy, logits: Tensor) -> Tensor:
+        config = self.config
+        return sampling_logits(logits, policy.allowed, config.temperature, config.top_k, config.top_p)
+
+    # ---- fully observable ----
+
+    def _draw_in_turn(
+        self,
+        policy: Policy,
+        batch: Batch,
+        static: Text,
+        observation: Observation,
+        target_row: Row,
+        randomness: Randomness,
+    ) -> tuple[Tensor, Drawn]:
+        """Sampling costs K * sum_t M_t passes (Proposition 1); one more, for all samples, gives log p with gradient.
+        Samples do not share distributions, so the normaliser does not cancel and log p is complete."""
+        config = self.config
+        uniforms = draw_uniforms(observation, batch.index, config.num_samples, randomness, "draw")
+        samples, entropy = self._fill_in_turn(policy, batch, static, observation, uniforms)
+        rows = [Row(ids, static.keep_mask, observation.hidden, purpose="grad") for ids in samples.ids.unbind(1)]
+        target_logits, *logits = policy.predict(batch.source, [target_row, *rows])
+        log_p = [
+            drawn_log_p(z, draws, policy.allowed, config.temperature, config.top_k, config.top_p)
+            for z, draws in zip(logits, samples.draws.unbind(1), strict=True)
+        ]
+        return target_logits, Drawn(samples, torch.stack(log_p, dim=1), entropy)
+
+    @torch.no_grad()
+    def _fill_in_turn(
+        self, policy: Policy, batch: Batch, static: Text, observation: Observation, uniforms: Tensor
+    ) -> tuple[Samples, Tensor]:
+        """K samples, position after position, drawn with `uniforms` (M, K); and the entropies (M, K)."""
+        k = uniforms.shape[1]
+        rows, positions = observation.hidden.nonzero(as_tuple=True)  # (M,)
+        turn = observation.hidden.cumsum(1)[rows, positions]  # (M,) its number among the masked positions of its row
+        samples = complete(static, observation, torch.zeros_like(uniforms, dtype=torch.long))
+        ids, entropy = samples.ids, torch.zeros_like(uniforms)  # (B, K, T), (M, K)
+        for now in range(1, int(observation.hidden.sum(1).max()) + 1):
+            at = (turn == now).nonzero().squeeze(1)  # (n,) one masked position of each row that has any left
+            row, position = rows[at], positions[at]
+            length = int(position.max()) + 1
+            wanted = torch.arange(length, device=position.device) == position[:, None]  # (n, length)
+            source = Text(batch.source.ids[row], batch.source.keep_mask[row], batch.source.words[row])
+            keep_mask = static.keep_mask[row, :length]
+            shown = [Row(tokens[:, :length], keep_mask, wanted, "rl") for tokens in ids[row].unbind(1)]
+            logits = torch.stack(_predict_only(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
+            draws, spread = draw(self._sampling_logits(policy, logits), uniforms[at].reshape(-1, 1))
+            samples.draws[at] = draws.view(-1, k).to(ids.device)
+            ids[row, :, position] = samples.draws[at]
+            entropy[at] = spread.view(-1, k).to(ids.device)
+        return samples, entropy
+
+
+def _predict_only(policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
+    """A pass without gradient or dropout. It does not go through DDP's wrapper: processes may need different numbers
+    of them, and the wrapper would wait for the others."""
+    training = policy.model.training
+    policy.model.eval()
+    try:
+        return policy(source, rows)
+    finally:
+        policy.model.train(training)
+
+
+def add_noise(observation: Observation, text: Text, rate: float, uniforms: Tensor) -> Observation:
+    """+Noisy Mask: a share `rate` of the masked positions shows the text's token, as if it were not to be replaced."""
+    shown = observation.hidden & (uniforms < rate)
+    return Observation(torch.where(shown, text.ids, observation.ids), observation.hidden)
+
+
+def append_target(source: Text, text: Text, separator_id: int, pad_id: int) -> Text:
+    """+ALL: the source, a separator (unless the source ends with it already) and the whole static target."""
+    ids, words = [], []
+    for b in range(len(source.ids)):
+        own, whole = source.ids[b][source.keep_mask[b]], text.ids[b][text.keep_mask[b]]
+        between = own.new_full((0 if len(own) and own[-1] == separator_id else 1,), separator_id)
+        ids.append(torch.cat([own, between, whole]))
+        words.append(torch.full_like(ids[-1], -1))
+    kept = [torch.ones_like(row, dtype=torch.bool) for row in ids]
+    return Text(
+        pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        pad_sequence(kept, batch_first=True, padding_value=False),
+        pad_sequence(words, batch_first=True, padding_value=-1),
+    )
+
+
+def _check_fits(policy: Policy, source: Text, static: Text) -> None:
+    limit = policy.max_positions()
+    used = source.ids.shape[1] + (0 if policy.is_encoder_decoder else static.ids.shape[1])
+    if limit is not None and used > limit:
+        raise UserError(
+            f"observation='all' puts the static target behind the source: {used} tokens, but the model has {limit} "
+            "positions; lower max_prompt_length or max_completion_length"
+        )

@@ -1,0 +1,74 @@
+"""Methods by name. A module of this package that defines a class `Method` is a method; its file name is its name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+
+from semioffline import methods
+from semioffline.config import MethodConfig, setting_names
+from semioffline.errors import UserError, unknown
+from semioffline.methods.base import BaseMethod
+from semioffline.methods.combined import Combined
+
+_NOT_METHODS = {"base", "combined", "completions", "mle", "on_policy", "registry", "schedule", "settings"}
+
+
+def method_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(methods.__path__) if module.name not in _NOT_METHODS)
+
+
+def _class_of(name: str) -> type[BaseMethod]:
+    return importlib.import_module(f"{methods.__name__}.{name}").Method
+
+
+def check_method(name: str) -> list[str]:
+    """The methods that a name means, one or, in `one+another`, two; an error when it means none."""
+    names = [part.strip() for part in name.split("+")]
+    for part in names:
+        if part not in method_names():
+            raise unknown("method", part, method_names())
+    if len(names) > 2:
+        raise UserError(f"method '{name}' combines {len(names)} methods: two is the most")
+    if len(set(names)) < len(names):
+        raise UserError(f"method '{name}' names the same method twice: give two different ones, or one")
+    plain = [part for part in names if part in ("ft", "mft")]
+    if plain and len(names) == 2 and "gold" not in names:
+        other = "two MLE terms" if len(plain) == 2 else "an MLE term that the other method has already"
+        raise UserError(f"method '{name}' would combine {other}: only gold goes with ft or mft, else name one method")
+    return names
+
+
+@cache
+def config_class(name: str) -> type[MethodConfig]:
+    """The class of a method's settings; of `one+another`, a class with the fields of both."""
+    names = check_method(name)
+    classes = [_class_of(part).config_class for part in names]
+    if len(classes) == 1:
+        return classes[0]
+    ranks = "brio" in names
+
+    def problems(self: MethodConfig) -> list[str]:
+        found = super(combined, self).problems()  # type: ignore[misc]
+        if getattr(self, "rl_ratio", None) is not None and not ranks:
+            found.append(f"rl_ratio balances one RL term next to brio's, not those of {name}: set rl_weight")
+        return found
+
+    title = "".join(part.title().replace("_", "") for part in names) + "Config"
+    namespace = {"method": "+".join(names), "problems": problems, "__doc__": f"Settings of `{name}`."}
+    combined: type[MethodConfig] = dataclass(type(title, tuple(classes), namespace))
+    return combined
+
+
+def load_method(config: MethodConfig) -> BaseMethod:
+    """The method whose settings these are; that of `one+another` runs both on every batch."""
+    names = check_method(config.method)
+    found = {part: _class_of(part)(config) for part in names}
+    return Combined(config, found) if len(found) > 1 else next(iter(found.values()))
+
+
+def readers(setting: str) -> list[str]:
+    """The methods that read a setting."""
+    return [name for name in method_names() if setting in setting_names(config_class(name))]

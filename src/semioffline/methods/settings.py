@@ -1,0 +1,55 @@
+"""Settings that several methods share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from semioffline.algorithm.losses import Baseline, LossScale
+from semioffline.config import NOT_NEGATIVE, POSITIVE, SHARE, MethodConfig, Range, setting
+
+
+@dataclass
+class MaskedMLESettings(MethodConfig):
+    """An MLE term whose decoder inputs are masked in part, as in M-FT."""
+
+    mle_mask_rate: float = setting(0.4, "Share of decoder inputs masked in the masked examples.", "MLE term", SHARE)
+    mle_mask_share: float = setting(0.5, "Share of the examples whose decoder inputs are masked.", "MLE term", SHARE)
+
+
+@dataclass
+class RLSettings(MaskedMLESettings):
+    """An RL term next to the MLE term, and how its samples are drawn."""
+
+    rl_weight: float = setting(5.0, "Lambda, the weight of the RL loss next to the MLE loss.", "RL term", NOT_NEGATIVE)
+    rl_ratio: float | None = setting(
+        None, "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps.", "RL term", POSITIVE
+    )
+    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", POSITIVE)
+    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
+    top_p: float = setting(
+        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
+    )
+
+
+@dataclass
+class GroupSettings(RLSettings):
+    """K samples of an input, compared with each other."""
+
+    num_samples: int = setting(64, "K, samples drawn for each input.", "Sampling", Range(2))
+    loss_scale: LossScale = setting(
+        "token", "token: sum over samples, mean over masked positions (the published lambda) | sequence: as printed.",
+        "RL term",
+    )  # fmt: skip
+    baseline: Baseline = setting("mean", "Subtracted from a sample's reward: mean | leave_one_out.", "RL term")
+    scale_rewards: bool = setting(
+        False, "Divide advantages by the standard deviation of the input's rewards.", "RL term"
+    )
+
+
+@dataclass
+class LengthSettings(MethodConfig):
+    """Log-likelihoods of whole texts."""
+
+    length_alpha: float = setting(
+        1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", NOT_NEGATIVE
+    )
