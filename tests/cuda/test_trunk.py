@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from semioffline.algorithm import losses
+from semioffline.algorithm import deferred
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
 from semioffline.cuda import trunk as graphs
@@ -26,7 +26,7 @@ from semioffline.cuda.trunk import (
 )
 from semioffline.cuda.update import MOST_UPDATES, ReplayedUpdate, Updates, replay_updates
 from semioffline.errors import UserError
-from semioffline.methods.semi_offline import Method
+from semioffline.methods.registry import load_method
 from semioffline.scoring.scorer import RewardSet, Scorer
 
 KINDS = ["bart", "t5", "llama", "gpt2"]
@@ -85,7 +85,7 @@ def gradients(policy: Any, loss: torch.Tensor) -> list[torch.Tensor]:
 
 
 def step(policy: Any, batch: Any, args: Any, number: int) -> torch.Tensor:
-    output = Method(args).step(policy, batch, Scorer(policy, RewardSet("click_rate")), Randomness(0, number))
+    output = load_method(args).step(policy, batch, Scorer(policy, RewardSet("click_rate")), Randomness(0, number))
     return torch.stack([term.weight * term.total for term in output.terms]).sum()
 
 
@@ -390,13 +390,13 @@ def test_a_step_leaves_nothing_behind(tiny_policy, tiny_batch, settings, monkeyp
     """Its autograd graph goes when the last name for it goes, not when garbage is collected: a graph that is recorded
     next must not meet it."""
     alive: Any = weakref.WeakSet()  # what the nodes of RL terms hold on to
-    made = losses._Sum.__init__
+    made = deferred._Sum.__init__
 
     def make(self: Any, *args: Any) -> None:
         made(self, *args)
         alive.add(self)
 
-    monkeypatch.setattr(losses._Sum, "__init__", make)
+    monkeypatch.setattr(deferred._Sum, "__init__", make)
     policy = tiny_policy("bart").train()
     gc.disable()
     try:

@@ -26,7 +26,8 @@ from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from semioffline.errors import UserError
-from semioffline.policy.decoding import Decoding, diverse_beam_search
+from semioffline.policy.decoding import Decoding
+from semioffline.policy.diverse_beam import diverse_beam_search
 from semioffline.policy.generation import shared_keys
 
 V, PAD, BOS = 32, 1, 2

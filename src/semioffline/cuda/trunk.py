@@ -20,7 +20,6 @@ from torch.autograd.function import once_differentiable
 
 from semioffline.cuda.functions import count_recording, put
 from semioffline.errors import UserError
-from semioffline.policy.loading import is_peft
 
 logger = logging.getLogger(__name__)
 MOST = 12
@@ -41,7 +40,7 @@ def uncached_casts(device: str) -> torch.autocast:
 
 
 def refuse_adapter(model: Any) -> None:
-    if is_peft(model):
+    if hasattr(model, "get_base_model"):  # of peft
         raise UserError("cuda_graphs does not go with an adapter: it sends the indices of its tokens at each use")
 
 

@@ -1,4 +1,4 @@
-"""Clipping and the optimizer as CUDA graphs: beside recorded passes (`trunk`) they are most of what is left to the
+"""Clipping and the optimizer as CUDA graphs: beside recorded passes (`graphs`) they are most of what is left to the
 host."""
 
 from __future__ import annotations

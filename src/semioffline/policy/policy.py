@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -188,14 +188,6 @@ class Policy(Codec, Generator, nn.Module):
         allowed = torch.zeros(size, dtype=torch.bool)
         allowed[ids] = True
         return allowed
-
-    @cached_property
-    def kinds(self) -> Tensor:
-        """(V,) what each token that may be drawn is, as `kinds_of` says; -1 at the others."""
-        ids = self.allowed.nonzero().squeeze(1)
-        found = torch.full(self.allowed.shape, -1, device=self.allowed.device)
-        found[ids] = torch.tensor(self.kinds_of(ids.tolist()), device=found.device)
-        return found
 
     # ---- the forward pass ----
 

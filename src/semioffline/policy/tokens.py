@@ -17,15 +17,6 @@ class Encoded(NamedTuple):
     truncated: bool
 
 
-def _kind(text: str) -> int:
-    """A number for what `Codec.kinds_of` says of the text of a token, white space before it included."""
-    if not text.strip():
-        return 0
-    if "\ufffd" in text:  # not a whole character
-        return 1
-    return 2 + 2 * text[0].isspace() + any(character.isalnum() for character in text)
-
-
 class Codec:
     """The text side of a policy."""
 
@@ -95,22 +86,6 @@ class Codec:
         else:
             texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return [text.strip() for text in texts]
-
-    def kinds_of(self, ids: list[int]) -> list[int]:
-        """What each token is between two words: nothing, the beginning of a word or of punctuation, the continuation of
-        either, or a part of a character. Tokens of one kind can stand for each other, and the text keeps its words."""
-        word = self._plain_word(ids)
-        alone = len(self.decode([[word]])[0])
-        texts = self.decode([[word, token, word] for token in ids])
-        return [_kind(text[alone : len(text) - alone]) for text in texts]
-
-    def _plain_word(self, ids: list[int]) -> int:
-        """The first token that is a word, with a space before it where the tokenizer has such tokens."""
-        texts = self.decode([[token, token] for token in ids])
-        halves = [text[: len(text) // 2] for text in texts]
-        words = [i for i, half in enumerate(halves) if half.isalnum()]
-        spaced = [i for i in words if texts[i] == f"{halves[i]} {halves[i]}"]
-        return ids[[*spaced, *words, 0][0]]
 
     def show(self, ids: list[int]) -> str:
         """Text with the special tokens in it, for the log of masked targets."""
