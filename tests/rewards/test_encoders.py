@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from rewards.make_golden import PAIRS
 from semioffline.errors import UserError
-from semioffline.rewards import load_reward
+from semioffline.rewards.registry import load_reward
 
 COMPLETIONS = [text for text, _ in PAIRS]
 REFERENCES = [references for _, references in PAIRS]

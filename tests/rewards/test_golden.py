@@ -13,9 +13,10 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from rewards.make_golden import PAIRS, PATH
 from semioffline.errors import UserError
-from semioffline.evaluation.metrics import corpus_value
-from semioffline.rewards import load_reward, meteor
+from semioffline.evaluation.statistics import corpus_value
+from semioffline.rewards import meteor
 from semioffline.rewards.lmqg import LmqgRougeL
+from semioffline.rewards.registry import load_reward
 
 COMPLETIONS = [text for text, _ in PAIRS]
 REFERENCES = [references for _, references in PAIRS]

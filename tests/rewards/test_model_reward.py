@@ -9,8 +9,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from semioffline.errors import UserError
-from semioffline.rewards import load_reward
 from semioffline.rewards.model import ModelReward
+from semioffline.rewards.registry import load_reward
 from semioffline.scoring.scorer import RewardSet
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green", "blue", "shoe", "lamp"]

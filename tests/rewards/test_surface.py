@@ -3,7 +3,7 @@
 import pytest
 
 from semioffline.errors import UserError
-from semioffline.rewards import load_reward
+from semioffline.rewards.registry import load_reward
 from semioffline.rewards.surface import distinct, distinct1, distinct2, length, repetition, repetition_penalty
 
 

@@ -317,7 +317,7 @@ class Counting:
 @pytest.fixture
 def counting(monkeypatch):
     reward = Counting()
-    monkeypatch.setitem(sys.modules["semioffline.rewards"].REWARDS, "counting", lambda: reward)
+    monkeypatch.setitem(sys.modules["semioffline.rewards.registry"].REWARDS, "counting", lambda: reward)
     return reward
 
 

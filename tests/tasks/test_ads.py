@@ -186,7 +186,7 @@ def test_model_is_small_and_depends_on_the_seed_only(tmp_path):
 
 
 def test_task_loads_a_split():
-    from semioffline.tasks import Source, load_task
+    from semioffline.tasks.registry import Source, load_task
 
     task = load_task("ads")
     assert len(task.load(Source(limit=7), "test")) == 7
@@ -198,7 +198,7 @@ def test_task_reads_rows_that_were_written_before(tmp_path):
     """Such as the candidates that `semioffline candidates --task ads` made; the other splits are built as ever."""
     import json
 
-    from semioffline.tasks import Source, load_task
+    from semioffline.tasks.registry import Source, load_task
 
     row = ads.build({"train": 1})["train"][0] | {"candidates": ["meet zorvia"], "candidate_rewards": [0.25]}
     (tmp_path / "candidates.jsonl").write_text(json.dumps(row) + "\n")

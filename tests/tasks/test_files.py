@@ -332,7 +332,7 @@ def test_group_references_keeps_references_that_are_there():
 
 
 def test_task_loads_what_the_source_says(tmp_path):
-    from semioffline.tasks import Source, load_task
+    from semioffline.tasks.registry import Source, load_task
 
     path = write_jsonl(tmp_path / "train.jsonl", [{"text": "t", "label": "l"}] * 3)
     columns = {"prompt": "text", "completion": "label"}

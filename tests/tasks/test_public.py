@@ -8,9 +8,9 @@ import pytest
 import transformers as hf
 
 from semioffline.errors import UserError
-from semioffline.tasks import Source, load_task, task_names
 from semioffline.tasks.reading.corpus import Corpus
 from semioffline.tasks.reading.kinds import KINDS
+from semioffline.tasks.registry import Source, load_task, task_names
 
 CONFIGS = {
     "t5": hf.T5Config(),
@@ -276,7 +276,7 @@ def test_squad_in_its_original_form(tmp_path, indent):
 
 
 def test_the_reward_of_question_generation_is_the_average_of_bleu_and_rouge():
-    from semioffline.rewards import load_reward
+    from semioffline.scoring.named import find_reward as load_reward
 
     texts, references = ["where is it ?", "who sings ?"], [["where was it ?"], ["who sings ?"]]
     name, reward = load_reward(load_task("squad_qg").reward)
@@ -295,13 +295,13 @@ def test_rewards_metrics_and_settings_exist(name):
     from dataclasses import fields
 
     from semioffline.cli.evaluate import EvaluateOptions
-    from semioffline.config import SemiOfflineConfig
-    from semioffline.rewards import load_reward
+    from semioffline.config import MethodConfig
+    from semioffline.scoring.named import find_reward as load_reward
 
     task = load_task(name)
     for reward in (*task.metrics, *([task.reward] if task.reward else [])):
         load_reward(reward)
-    for options in (SemiOfflineConfig, EvaluateOptions):
+    for options in (MethodConfig, EvaluateOptions):
         assert set(task.settings) <= {field.name for field in fields(options)}
     assert set(getattr(task.load, "forms", {})) <= set(KINDS)
 

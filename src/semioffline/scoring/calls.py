@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from semioffline.errors import UserError
-from semioffline.rewards import RewardFunction
 from semioffline.rewards.limits import time_limit
+from semioffline.rewards.registry import RewardFunction
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from semioffline.errors import UserError
-from semioffline.rewards import FAMILIES, REWARDS, RewardFunction, load_reward
+from semioffline.rewards.registry import FAMILIES, RewardFunction
 from semioffline.scoring.calls import call, call_once, check, raised
+from semioffline.scoring.named import find_reward, reward_names
 
 
 class RewardSet:
@@ -30,7 +31,7 @@ class RewardSet:
         given = list(rewards) if isinstance(rewards, (list, tuple)) else [rewards]
         tokenizers = list(processing_classes) if isinstance(processing_classes, (list, tuple)) else [processing_classes]
         tokenizers += [None] * (len(given) - len(tokenizers))
-        loaded = [load_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
+        loaded = [find_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
         self.timeout = timeout
         self.functions: dict[str, RewardFunction] = {}
         self.built_in: dict[str, str] = {}
@@ -92,7 +93,7 @@ def check_names(given: list[str]) -> None:
 
 
 def _is_built_in(given: Any, function: RewardFunction) -> bool:
-    if not isinstance(given, str) or not (given in REWARDS or given.startswith("length_penalty:")):
+    if not isinstance(given, str) or not (given in reward_names() or given.startswith("length_penalty:")):
         return False
     return not getattr(function, "on_device", False) and not getattr(function, "single_process", False)
 

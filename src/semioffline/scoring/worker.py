@@ -1,6 +1,6 @@
 """One process of the reward pool: completes and decodes samples, scores them with built-in rewards, writes the values.
 
-python -m semioffline.scoring.worker is started by `pool` and talks through its standard input and output. It
+python -m semioffline.scoring.worker is started by `reward_pool` and talks through its standard input and output. It
 loads neither torch nor the user's program, and ends when its input does.
 
 A message is two lengths (unsigned, 4 bytes each), a JSON text and bytes:
@@ -90,9 +90,9 @@ def read_message(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 
 @cache
 def _reward(name: str) -> Any:
-    from semioffline.rewards import load_reward
+    from semioffline.scoring.named import find_reward
 
-    return load_reward(name)[1]
+    return find_reward(name)[1]
 
 
 def texts_of(decoder: Any, groups: Sequence[Group], draws: np.ndarray) -> list[str]:

@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError, unknown
-from semioffline.tasks import Source, Task
 from semioffline.tasks.files import load_split
+from semioffline.tasks.registry import Source, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,7 +1,7 @@
 """CNN/DailyMail: a news article to its highlights (Hermann et al., 2015). One of the paper's four tasks."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name="abisee/cnn_dailymail:3.0.0",

@@ -1,7 +1,7 @@
 """CommonGen: a few concepts to a sentence that has them all (Lin et al., 2020). Several sentences for each input."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus, HeldOut
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name="allenai/common_gen",

@@ -1,7 +1,7 @@
 """DialogSum: a spoken dialogue to its summary (Chen et al., 2021). Three summaries for each input of the test split."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name="knkarthick/dialogsum",

@@ -1,7 +1,7 @@
 """E2E: facts about a restaurant to a description (Novikova et al., 2017). Several descriptions for each input."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name="tuetschek/e2e_nlg:default@refs/convert/parquet",

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from semioffline.errors import UserError
-from semioffline.tasks import Source, Task
 from semioffline.tasks.reading.places import VALIDATION
 from semioffline.tasks.reading.rows import group_references, load_rows, parse_columns
+from semioffline.tasks.registry import Source, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset

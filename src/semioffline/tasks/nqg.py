@@ -1,7 +1,7 @@
 """Question generation from a sentence, without its answer (Du et al., 2017): lower case, tokenised, SQuAD sentences."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus, HeldOut
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name=None,  # it is published as text files: bring them as input and target
@@ -15,7 +15,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
-    reward="semioffline.tasks.squad_qg:bleu_rougeL",
+    reward="bleu_rougeL",
     metrics=("corpus_bleu", "lmqg_rougeL", "rougeL"),
     settings={"max_prompt_length": 128, "max_completion_length": 48, "num_beams": 4},
 )

@@ -1,7 +1,7 @@
 """SAMSum: a chat dialogue to its summary (Gliwa et al., 2019). One of the paper's four tasks."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name="knkarthick/samsum",

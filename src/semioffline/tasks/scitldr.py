@@ -1,7 +1,7 @@
 """SciTLDR: the abstract of a paper to one sentence (Cachola et al., 2020). Several references for some inputs."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name="allenai/scitldr:Abstract@refs/convert/parquet",

@@ -5,13 +5,12 @@ One of the paper's four tasks. The answer stands between two `<hl>` in its parag
 is text to a tokenizer that does not know it as one token; LMQG adds it to the vocabulary before training.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
 from semioffline.tasks.reading.formats import Row
+from semioffline.tasks.registry import Task
 
 MARK = "<hl>"
 
@@ -42,19 +41,6 @@ def _mark_first(context: str, answers: Any) -> str | None:
     return highlight(context, answers[0]["text"], answers[0]["answer_start"]) if answers else None
 
 
-def bleu_rougeL(completions: Sequence[str], references: Sequence[Sequence[str]], **columns: Any) -> list[float]:
-    """The paper's reward: the average of sentence BLEU-4 and ROUGE-L (Table 8)."""
-    parts = [reward(completions=completions, references=references) for reward in _parts()]
-    return [sum(values) / len(values) for values in zip(*parts, strict=True)]
-
-
-@cache
-def _parts() -> tuple[Any, ...]:
-    from semioffline.rewards import load_reward
-
-    return tuple(load_reward(name)[1] for name in ("bleu", "rougeL"))
-
-
 _CORPUS = Corpus(
     name="lmqg/qg_squad:qg_squad@refs/convert/parquet",
     prompt=("paragraph_answer",),
@@ -67,7 +53,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
-    reward="semioffline.tasks.squad_qg:bleu_rougeL",
+    reward="bleu_rougeL",
     metrics=("corpus_bleu", "lmqg_rougeL", "rougeL"),
     # Published: beam 4, up to 64 tokens. Transformers counts the start token among them, we do not.
     settings={"max_completion_length": 63, "num_beams": 4},

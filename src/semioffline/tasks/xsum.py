@@ -1,7 +1,7 @@
 """XSum: a BBC article to one sentence (Narayan et al., 2018). One of the paper's four tasks."""
 
-from semioffline.tasks import Task
 from semioffline.tasks.reading.corpus import Corpus
+from semioffline.tasks.registry import Task
 
 _CORPUS = Corpus(
     name="EdinburghNLP/xsum:default@refs/convert/parquet",

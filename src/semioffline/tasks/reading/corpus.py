@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError
-from semioffline.tasks import Source
 from semioffline.tasks.reading.formats import Row
 from semioffline.tasks.reading.kinds import model_kind
 from semioffline.tasks.reading.places import VALIDATION, Place, has_split, open_rows
@@ -25,6 +24,7 @@ from semioffline.tasks.reading.rows import (
     set_references,
     share_references,
 )
+from semioffline.tasks.registry import Source
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,0 +1,72 @@
+"""One file for each task: how its rows become prompt, completion and references; its reward, metrics and decoding.
+
+A module here defines `TASK`; its file name is the task's name. `reading` holds what tasks share.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from semioffline import tasks
+from semioffline.errors import unknown
+from semioffline.tasks.reading.places import has_split
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the data of a task is."""
+
+    data_dir: str | None = None
+    """A folder with one file for each split, or the name of a Hugging Face dataset."""
+    files: dict[str, str] = field(default_factory=dict)
+    """split -> file, where the files do not lie in one folder"""
+    columns: dict[str, str] = field(default_factory=dict)
+    prompt_template: str | None = None
+    limit: int | None = None
+    """Take so many rows of each split only."""
+    seed: int = 0
+    raw: bool = False
+    """The rows as they are stored: columns not renamed, no template."""
+    model: str | None = None
+    """Name or folder of the model that will read the prompts: a task may have a form for its kind. None: no form."""
+
+    def where(self, split: str) -> str | None:
+        return self.files.get(split) or self.data_dir
+
+
+def _has(source: Source, split: str) -> bool:
+    where = source.where(split)
+    return where is not None and (split in source.files or has_split(where, split))
+
+
+@dataclass(frozen=True)
+class Task:
+    load: Callable[[Source, str], Any]
+    """(source, split) -> datasets.Dataset with the columns prompt and completion"""
+    reward: str | None = None
+    """What to train for when nothing else is asked."""
+    metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeL")
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Defaults for lengths and decoding, by the names of SemiOfflineConfig."""
+    has: Callable[[Source, str], bool] = _has
+    """(source, split) -> whether there is such a split; a dataset on the Hub is not asked."""
+
+
+TASK_REWARDS = {"click_rate": "ads", "facts_right": "ads"}
+"""Rewards that belong to a task: the function's name -> the task."""
+
+
+def task_names() -> list[str]:
+    return sorted(
+        module.name for module in pkgutil.iter_modules(tasks.__path__) if not module.ispkg and module.name != "registry"
+    )
+
+
+def load_task(name: str) -> Task:
+    if name not in task_names():
+        raise unknown("task", name, task_names())
+    return importlib.import_module(f"{tasks.__name__}.{name}").TASK
