@@ -445,12 +445,9 @@ def test_worst_and_best_pick_by_reward(kind: str) -> None:
 
 def draw_static(rows: Dataset, policy: Policy, step: int, chosen: list[int]) -> list[str]:
     """The static targets that a step uses, as the method takes them."""
-    from semioffline.config import SemiOfflineConfig
-    from semioffline.methods.semi_offline import Method
+    from semioffline.methods.semi_offline import choose_static
 
-    batch = batch_of(rows, "random", policy, chosen)
-    args = SemiOfflineConfig(output_dir="unused", use_cpu=True, max_steps=1)
-    static = Method(args)._static(policy, batch, Randomness(0, step))
+    static = choose_static(batch_of(rows, "random", policy, chosen), Randomness(0, step))
     return policy.decode(static.ids.tolist())
 
 

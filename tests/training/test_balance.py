@@ -7,8 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from integration.toy import build_rows, build_trainer, read_log, train, weights
-from semioffline import SemiOfflineConfig
+from integration.toy import build_config, build_rows, build_trainer, read_log, train, weights
 from semioffline.errors import UserError
 from semioffline.tasks.ads import click_rate
 from semioffline.training.balance import FIRST, STEPS, Balance, _Measured
@@ -65,7 +64,9 @@ def test_micro_batches_make_one_measurement(tmp_path: Path) -> None:
 
 
 def test_methods_without_a_reward_have_nothing_to_balance(tmp_path: Path) -> None:
-    trainer = train(tmp_path, method="mft", rl_ratio=1.0, max_steps=2, **SETTINGS)
+    with pytest.raises(UserError, match="unknown setting of mft 'rl_ratio'"):
+        train(tmp_path, method="mft", rl_ratio=1.0, max_steps=2)
+    trainer = train(tmp_path, method="mft", max_steps=2)
     assert trainer.balance is None
     assert "rl_weight" not in lines(tmp_path)[-1]
 
@@ -109,8 +110,8 @@ def test_a_resumed_run_has_the_same_weight(stopped: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"rl_ratio": 0.0}, "must be positive"), ({"rl_ratio": 1.0, "method": "avg+semi_offline"}, "set rl_weight")],
+    [({"rl_ratio": 0.0}, "must be above 0"), ({"rl_ratio": 1.0, "method": "avg+semi_offline"}, "set rl_weight")],
 )
 def test_mistakes(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        SemiOfflineConfig(output_dir=str(tmp_path), use_cpu=True, **settings)
+        build_config(tmp_path, **settings)

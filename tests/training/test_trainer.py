@@ -27,8 +27,7 @@ from integration.toy import (
 from semioffline import SemiOfflineTrainer
 from semioffline.algorithm.tensors import StepOutput, Term
 from semioffline.errors import UserError
-from semioffline.methods import BaseMethod
-from semioffline.methods.semi_offline import Method as Semi
+from semioffline.methods.base import BaseMethod
 
 LOGGED = """reward reward_std frac_reward_zero_std rewards/click_rate/mean rewards/click_rate/std entropy mask_rate
 loss/mle loss/rl cost/forward_passes cost/tokens time/reward time/step loss grad_norm learning_rate""".split()
@@ -36,57 +35,6 @@ loss/mle loss/rl cost/forward_passes cost/tokens time/reward time/step loss grad
 
 def steps(folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_log(folder) if "loss" in line]
-
-
-# ---- what a method is shown ahead ----
-
-
-class Ahead(Semi):
-    """Notes what it is shown, and what then comes."""
-
-    def __init__(self, args: Any):
-        super().__init__(args)
-        self.steps_ahead, self.shown, self.came = 3, [], []
-
-    def look_ahead(self, batches: list[Any]) -> None:
-        self.shown.append([batch.index.tolist() for batch in batches])
-
-    def step(self, policy: Any, batch: Any, score: Any, randomness: Any) -> StepOutput:
-        self.came.append(batch.index.tolist())
-        return super().step(policy, batch, score, randomness)
-
-
-@pytest.mark.parametrize("cut", [1, 2])
-def test_a_method_is_shown_the_batches_of_several_steps(cut: int, tmp_path: Path) -> None:
-    """Five steps an epoch, blocks of three, eleven steps: a block ends with an epoch, and with training."""
-    settings: dict[str, Any] = {"rows": build_rows(40), "per_device_train_batch_size": 8 // cut, "max_steps": 11}
-    settings |= {"gradient_accumulation_steps": cut}
-    plain = build_trainer(tmp_path / "plain", **settings)
-    method = Ahead(plain.args)
-    method.steps_ahead = 0
-    plain.method = method
-    plain.train()
-    assert method.shown == []
-    order = method.came
-
-    trainer = build_trainer(tmp_path / "ahead", **settings)
-    trainer.method = method = Ahead(trainer.args)
-    trainer.train()
-    assert method.came == order
-    assert [len(batches) for batches in method.shown] == [n * cut for n in (3, 2, 1, 3, 1, 1)]
-    assert [index for batches in method.shown for index in batches] == order
-    trainer.train()  # from the beginning, and nothing is left of the first time
-    assert method.came == 2 * order
-
-
-def test_fresh_targets_of_a_run_before_are_forgotten(tmp_path: Path) -> None:
-    trainer = build_trainer(tmp_path, max_steps=4, refresh_every=2, max_completion_length=16)
-    trainer.train()
-    fresh: Any = trainer.method
-    assert {text.step for text in fresh.fresh.texts.values()} == {2, 3}  # step 3 begins an epoch
-    trainer.args.max_steps = 1
-    trainer.train()
-    assert fresh.fresh.texts == {}
 
 
 # ---- what is logged ----
@@ -175,11 +123,11 @@ def test_mle_is_the_mean_over_the_tokens_of_the_step(kind: str, smoothing: float
     """The value by hand, for one micro-batch of 8 rows and for four of 2."""
     rows = build_uneven_rows(8)
     expected = nll_by_hand(kind, rows, smoothing)
-    settings = {"kind": kind, "rows": rows, "max_steps": 1, "label_smoothing_factor": smoothing, "mle_mask_share": 0.0}
+    settings = {"kind": kind, "rows": rows, "max_steps": 1, "label_smoothing_factor": smoothing}
     for name, cut in (("whole", (8, 1)), ("cut", (2, 4))):
         size = {"per_device_train_batch_size": cut[0], "gradient_accumulation_steps": cut[1]}
         train(tmp_path / f"ft-{name}", method="ft", **settings, **size)
-        train(tmp_path / f"rl-{name}", **settings, **size)
+        train(tmp_path / f"rl-{name}", mle_mask_share=0.0, **settings, **size)
         assert steps(tmp_path / f"ft-{name}")[0]["loss/mle"] == pytest.approx(expected, rel=1e-5)
         assert steps(tmp_path / f"ft-{name}")[0]["loss"] == pytest.approx(expected, rel=1e-5)
         assert steps(tmp_path / f"rl-{name}")[0]["loss/mle"] == pytest.approx(expected, rel=1e-5)

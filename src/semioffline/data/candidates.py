@@ -5,23 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import text_uniforms
-from semioffline.algorithm.tensors import Batch, Text
-from semioffline.data.examples import Collator, Examples, Tokens, pad
-from semioffline.data.lengths import text_limits
+from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError, changes
+from semioffline.files import write_atomically
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
-from semioffline.policy.tokens import Encoded
 from semioffline.scoring.calls import reward_columns
 from semioffline.scoring.reward_set import RewardSet
 
@@ -67,9 +62,9 @@ def write_candidates(
         chosen = list(range(n * shard_size, min((n + 1) * shard_size, len(examples))))
         made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed)
         lines = [json.dumps(rows[i] | made[i], ensure_ascii=False, default=str) + "\n" for i in chosen]
-        write_aside(paths[n], "".join(lines))
+        write_atomically(paths[n], "".join(lines))
     if missing or not (folder / OUTPUT).exists():  # else others may be reading it
-        write_aside(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
+        write_atomically(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
     return folder / OUTPUT
 
 
@@ -128,99 +123,4 @@ def check_settings(path: Path, settings: dict[str, Any], what: str, begun: bool 
                 "references or other columns): use another --output_dir"
             )
         return
-    write_aside(path, json.dumps(settings, indent=1))
-
-
-def write_aside(path: Path, text: str) -> None:
-    """Complete or not at all, also where the process is killed."""
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
-
-
-class Fresh(NamedTuple):
-    step: int
-    """When it was sampled."""
-    ids: list[int]
-    """Empty where the sample was: the static target of the data stays."""
-    words: list[int]
-
-
-class FreshTargets:
-    """Static targets that follow the policy: {example: its latest sample}. They are at most `refresh_every` steps old.
-
-    The steps are cut into blocks of that many. The first has the static targets of the data. Then a sample is made for
-    every example of the block before it is used, many at a time: when its step shows the batches that are to come, or
-    else with its own batch.
-    """
-
-    file_name = "static_targets.jsonl"
-
-    def __init__(self) -> None:
-        self.texts: dict[int, Fresh] = {}
-
-    def refresh(self, policy: Policy, batch: Batch, upcoming: list[Batch], args: Any, randomness: Randomness) -> None:
-        """upcoming: batches of this step and the next ones, where they are known. Every process learns the samples of
-        all."""
-        step = randomness.step
-        block = step - step % args.refresh_every
-        self.texts = {example: fresh for example, fresh in self.texts.items() if block <= fresh.step <= step}
-        if block == 0:
-            return
-        rows = {
-            example: (_tokens(part.source, b), part.columns["prompt"][b])
-            for part in upcoming or [batch]
-            for b, example in enumerate(part.index.tolist())
-            if example not in self.texts
-        }
-        order = sorted(rows, key=lambda example: (-len(rows[example][0].ids), example))  # little padding
-        size = max(args.per_device_eval_batch_size, args.per_device_train_batch_size)
-        new: dict[int, Fresh] = {}
-        for start in range(0, len(order), size):
-            new |= _sample(policy, {n: rows[n] for n in order[start : start + size]}, args, randomness)
-        parts = [new]
-        if upcoming and args.world_size > 1:
-            from accelerate.utils import gather_object
-
-            parts = gather_object(parts)
-        for known in parts:
-            self.texts |= known
-
-    def replace(self, static: Text, index: Tensor, pad_id: int) -> Text:
-        """The static targets, with the fresh ones in the place of those that have one."""
-        kept = []
-        for b, example in enumerate(index.tolist()):
-            fresh = self.texts.get(example)
-            kept.append(
-                Tokens.of(Encoded(fresh.ids, fresh.words, False)) if fresh and fresh.ids else _tokens(static, b)
-            )
-        return pad(kept, pad_id).to(static.ids.device)
-
-    def save(self, folder: Path) -> None:
-        lines = [
-            json.dumps({"example": example} | fresh._asdict()) + "\n" for example, fresh in sorted(self.texts.items())
-        ]
-        (folder / self.file_name).write_text("".join(lines))
-
-    def load(self, folder: Path) -> None:
-        path = folder / self.file_name
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        self.texts = {row.pop("example"): Fresh(**row) for row in rows}
-
-
-def _tokens(text: Text, row: int) -> Tokens:
-    keep = text.keep_mask[row]
-    return Tokens(text.ids[row][keep].cpu().numpy(), text.words[row][keep].cpu().numpy())
-
-
-def _sample(policy: Policy, rows: dict[int, tuple[Tokens, str]], args: Any, randomness: Randomness) -> dict[int, Fresh]:
-    """A text for each example, given its source and its prompt. The numbers that it is drawn with are its own."""
-    sources, prompts = zip(*rows.values(), strict=True)
-    source, longest = pad(sources, policy.pad_id), text_limits(policy, args)[1]
-    uniforms = text_uniforms(torch.tensor([*rows]), 1, longest, randomness, "fresh")
-    texts = policy.decode(policy.generate(source, Decoding.as_trained(args, longest), uniforms=uniforms))
-    encoded = policy.encode_targets(texts, prompts, longest)
-    return {
-        example: Fresh(randomness.step, e.ids if text else [], e.words if text else [])
-        for example, text, e in zip(rows, texts, encoded, strict=True)
-    }
+    write_atomically(path, json.dumps(settings, indent=1))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.policy.packing import round_up
 from semioffline.policy.policy import Policy
@@ -14,10 +13,10 @@ def _longest(most: int | None, usual: int, other: int | None) -> int:
     return usual if most is None else max(2, min(usual, most - (other or 0)))
 
 
-def text_limits(policy: Policy, args: Any) -> tuple[int, int]:
+def text_limits(policy: Policy, config: MethodConfig) -> tuple[int, int]:
     """(prompt, completion) lengths in tokens: the settings, or 512 and 128 where the model's positions allow."""
     most, one = policy.max_positions(), policy.is_encoder_decoder
-    prompt, completion = args.max_prompt_length, args.max_completion_length
+    prompt, completion = config.max_prompt_length, config.max_completion_length
     if completion is None:
         usual = 128 if most is None or one or prompt is not None else min(128, most // 4)
         completion = _longest(most, usual, None if one else prompt)
@@ -28,10 +27,10 @@ def text_limits(policy: Policy, args: Any) -> tuple[int, int]:
             f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
         )
     longest = max(prompt, completion)
-    padded = round_up(longest, args.pad_to_multiple_of)
+    padded = round_up(longest, config.pad_to_multiple_of)
     if most is not None and one and padded > most:  # rows of a decoder-only model begin again at their prompt's end
         raise UserError(
-            f"pad_to_multiple_of={args.pad_to_multiple_of} makes {padded} of {longest} tokens, and the model "
+            f"pad_to_multiple_of={config.pad_to_multiple_of} makes {padded} of {longest} tokens, and the model "
             f"has {most} positions: lower max_prompt_length or max_completion_length"
         )
     return prompt, completion

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from semioffline.algorithm.tensors import CompletionRow
 
 
 class RunLog(TrainerCallback):
@@ -23,27 +25,38 @@ class RunLog(TrainerCallback):
         """Seconds of the steps that were made before a resume."""
         self.seconds: list[float] = []
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        path = Path(args.output_dir) / "metrics.jsonl"
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        path = Path(str(args.output_dir)) / "metrics.jsonl"
         if state.is_world_process_zero and path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
             path.write_text("".join(line + "\n" for line in kept) if state.global_step else "")
             self.before = json.loads(kept[-1]).get("time/train", 0.0) if state.global_step and kept else 0.0
             self.total = self.before
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.started = time.perf_counter()
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.seconds.append(time.perf_counter() - self.started)
         self.total += self.seconds[-1]
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if logs and "loss" in logs and self.seconds:
             logs["time/step"] = sum(self.seconds) / len(self.seconds)
             self.seconds.clear()
         if state.is_world_process_zero and logs:
-            with open(Path(args.output_dir) / "metrics.jsonl", "a") as file:
+            with open(Path(str(args.output_dir)) / "metrics.jsonl", "a") as file:
                 file.write(json.dumps({"step": state.global_step} | logs | {"time/train": self.total}) + "\n")
 
 
@@ -64,7 +77,7 @@ def as_numbers(values: list[float | Tensor]) -> list[float]:
     return [next(numbers) if isinstance(value, Tensor) else value for value in values]
 
 
-def write_completions(folder: Path, step: int, rows: list[dict[str, Any]], to_print: int) -> None:
+def write_completions(folder: Path, step: int, rows: list[CompletionRow], to_print: int) -> None:
     """completions/step-*.parquet: the sampled completions of one micro-batch."""
     import pyarrow
     import pyarrow.parquet

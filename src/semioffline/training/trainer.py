@@ -18,15 +18,19 @@ from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
-from semioffline.config import SemiOfflineConfig
+from semioffline.config import MethodConfig, StaticTarget
 from semioffline.cuda.functions import Replayed
 from semioffline.cuda.trunk import compile_layers, forget_step, use_cuda_graphs
 from semioffline.cuda.update import replay_updates
 from semioffline.data.examples import Collator, Epochs, Examples, LikeLengths, as_dataset
 from semioffline.data.lengths import text_limits
 from semioffline.errors import UserError, told_in_one_line
-from semioffline.evaluation.metrics import Evaluation, best_metric, generate_ids, measure
-from semioffline.methods import BaseMethod, load_method
+from semioffline.evaluation.decode import generate_ids
+from semioffline.evaluation.metrics import Metric, best_metric, measure
+from semioffline.evaluation.results import Evaluation
+from semioffline.methods.base import BaseMethod
+from semioffline.methods.registry import config_class, load_method
+from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import disable_dropout
 from semioffline.policy.policy import Policy
 from semioffline.scoring.pool import spare_workers
@@ -35,8 +39,6 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import SafeCheckpoints
 from semioffline.training.run_log import RunLog, as_numbers, write_completions
-
-__all__ = ["NonFiniteLoss", "SemiOfflineTrainer", "text_limits"]
 
 
 class NonFiniteLoss(UserError):
@@ -51,7 +53,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     candidate_rewards; every other column reaches the rewards.
     """
 
-    args: SemiOfflineConfig
+    args: MethodConfig
     train_dataset: Any
     eval_dataset: Any
 
@@ -59,7 +61,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self,
         model: str | nn.Module,
         reward_funcs: Any = None,
-        args: SemiOfflineConfig | None = None,
+        args: MethodConfig | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
@@ -69,8 +71,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         peft_config: Any = None,
         method: BaseMethod | None = None,
     ):
-        args = SemiOfflineConfig(output_dir="semioffline-output") if args is None else args
-        self.method = load_method(args.method, args) if method is None else method
+        args = config_class("semi_offline")(output_dir="semioffline-output") if args is None else args
+        self.method = load_method(args) if method is None else method
         set_seed(args.seed)  # an adapter's weights are drawn when it is added
         self.policy = Policy.of(model, processing_class, peft_config=peft_config, share_prompt=args.share_prompt)
         if args.disable_dropout:
@@ -83,7 +85,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
-        train_dataset = self.prepare(train_dataset, args, args.static_target, self.method.needs_candidates)
+        train_dataset = self.prepare(train_dataset, args, self.method.static_target, self.method.needs_candidates)
         eval_dataset = self.prepare(eval_dataset, args)
         with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
             super().__init__(
@@ -109,11 +111,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
         args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
-        weighed = self.method.needs_reward or self.method.needs_candidates
-        self.balance = Balance(args.rl_ratio) if args.rl_ratio is not None and weighed else None
+        ratio = self.method.rl_ratio
+        self.balance = None if ratio is None else Balance(ratio)
         self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
-        self._waiting: tuple[Any, list[Batch]] = None, []
-        """Batches of an epoch that the method has seen ahead."""
 
     def _make_fast(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -159,8 +159,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def prepare(
         self,
         dataset: Any,
-        args: SemiOfflineConfig | None = None,
-        static_target: str = "ground_truth",
+        args: MethodConfig | None = None,
+        static_target: StaticTarget = "ground_truth",
         with_candidates: bool = False,
     ) -> Any:
         """Check and tokenise a dataset with the settings of this run."""
@@ -186,25 +186,12 @@ class SemiOfflineTrainer(SafeCheckpoints):
         the whole step, over all micro-batches and processes."""
         if self.state.global_step >= self.state.max_steps:  # resumed when all steps were done already
             return [], None
-        batches = self._next_batches(epoch_iterator, num_batches)
+        batches = list(islice(epoch_iterator, num_batches))
         tokens = sum(int(batch.target.keep_mask.sum()) for batch in batches)
         counts = [tokens, sum(len(batch) for batch in batches)]
         if self.args.world_size == 1:
             return batches, counts
         return batches, self.accelerator.reduce(torch.tensor(counts, device=device), "sum")
-
-    def _next_batches(self, epoch_iterator: Any, number: int) -> list[Batch]:
-        """A method that looks ahead is shown those of several steps, in blocks that begin at multiples of so many."""
-        ahead, step = self.method.steps_ahead, self.state.global_step
-        if not ahead:
-            return list(islice(epoch_iterator, number))
-        epoch, waiting = self._waiting
-        if epoch is not epoch_iterator or not waiting:
-            steps = min(ahead - step % ahead, self.state.max_steps - step)
-            waiting = list(islice(epoch_iterator, steps * self.args.gradient_accumulation_steps))
-            self.method.look_ahead(waiting)
-        self._waiting = epoch_iterator, waiting[number:]
-        return waiting[:number]
 
     def get_train_dataloader(self) -> Any:
         """Batches stay on the host: masks are drawn there. `training_step` moves them for methods that want them on the
@@ -343,7 +330,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def evaluate_outputs(self, examples: Examples) -> Evaluation:
         """Each process decodes its share; every process gets all predictions."""
         rank, world = self.args.process_index, self.args.world_size
-        decoding = self.args.decoding(self.limits[1])
+        decoding = Decoding.for_evaluation(self.args, self.limits[1])
         part = slice(rank, None, world)
         with self.policy.meter.paused(), self.accelerator.autocast():
             ids = generate_ids(
@@ -353,7 +340,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             shares = gather_object([ids])
             ids = [shares[n % world][n // world] for n in range(len(examples))]
         metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
-        every = [*self.reward_set.functions.values(), *metrics]
+        every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
         return measure(self.policy.decode(ids), examples, every, decoding, ids, self.args.device)
 
     # ---- checkpoints ----
@@ -382,7 +369,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
 
-def _callbacks(args: SemiOfflineConfig) -> list[TrainerCallback]:
+def _callbacks(args: MethodConfig) -> list[TrainerCallback]:
     callbacks: list[TrainerCallback] = []
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))

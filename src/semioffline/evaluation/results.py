@@ -1,0 +1,89 @@
+"""The result of an evaluation: predictions, one value per input and metric, means with intervals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from semioffline.data.examples import Examples
+from semioffline.evaluation.statistics import CorpusScore, bootstrap_interval, corpus_value
+
+JsonObject = dict[str, Any]
+"""An object of a JSON file."""
+
+
+@dataclass(frozen=True)
+class FromJson:
+    """Base of results that are kept in JSON files under the names of their fields.
+
+    Files of older versions may lack fields, which then have their defaults; fields that are not known are ignored.
+    """
+
+    @classmethod
+    def from_json(cls, data: JsonObject) -> Self:
+        names = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in names})
+
+    def to_json(self) -> JsonObject:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class MetricResult(FromJson):
+    """One metric over a set of inputs."""
+
+    mean: float
+    """Over inputs; of a corpus metric, the value over the whole set."""
+    low: float
+    """Lower end of the 95 % interval."""
+    high: float
+    inputs: int
+    signature: str
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+@dataclass
+class Evaluation:
+    """Outputs of a policy and their scores."""
+
+    predictions: list[str]
+    values: dict[str, list[float]]
+    """metric -> one value for each input; of a corpus metric, its sentence form"""
+    signatures: dict[str, str]
+    statistics: dict[str, list[list[float]]] = field(default_factory=dict)
+    """corpus metric (corpus BLEU) -> for each input, the statistics that are summed over inputs"""
+    corpus_scores: dict[str, CorpusScore] = field(default_factory=dict)
+    """corpus metric -> its value from summed statistics"""
+
+    def means(self) -> dict[str, float]:
+        """metric -> mean over inputs, or value over the whole set"""
+        return {name: self._value(name) for name in self.values}
+
+    def _value(self, name: str) -> float:
+        if name in self.statistics:
+            return corpus_value(self.statistics[name], self.corpus_scores[name])
+        return float(np.nanmean(self.values[name]))
+
+    def result(self, resamples: int = 1000, seed: int = 0) -> dict[str, MetricResult]:
+        """metric -> its mean with a bootstrap interval. seed: of the bootstrap."""
+        found = {}
+        for name, values in self.values.items():
+            inputs = self.statistics.get(name, values)
+            low, high = bootstrap_interval(inputs, resamples, seed, self.corpus_scores.get(name))
+            found[name] = MetricResult(self._value(name), low, high, len(values), self.signatures[name])
+        return found
+
+
+def write_predictions(path: str | Path, evaluation: Evaluation, examples: Examples) -> None:
+    """predictions.jsonl: prompt, prediction, references and the value of each metric, one line per input."""
+    with open(path, "w", encoding="utf-8") as file:
+        for n, (text, example) in enumerate(zip(evaluation.predictions, examples.examples, strict=True)):
+            row = {"prompt": example.columns["prompt"], "prediction": text, "references": example.columns["references"]}
+            row |= {name: values[n] for name, values in evaluation.values.items()}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,81 @@
+"""Confidence intervals and significance tests, by resampling inputs (bootstrap)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+CorpusScore = Callable[[Sequence[float]], float]
+"""Statistics summed over inputs -> the value over the whole set."""
+
+
+def corpus_value(statistics: ArrayLike, corpus_score: CorpusScore) -> float:
+    """The value over the set whose inputs have these (N, S) statistics."""
+    return corpus_score(np.sum(np.asarray(statistics, dtype=float), axis=0).tolist())
+
+
+def _resampled(values: np.ndarray, resamples: int, seed: int, corpus_score: CorpusScore | None) -> np.ndarray:
+    """The mean, or the value over the set, of `resamples` sets drawn from the inputs with replacement."""
+    rng = np.random.default_rng(seed)
+    draws = (values[rng.integers(len(values), size=len(values))] for _ in range(resamples))
+    if corpus_score is None:
+        return np.array([np.mean(draw) for draw in draws])
+    return np.array([corpus_value(draw, corpus_score) for draw in draws])
+
+
+def bootstrap_interval(
+    values: ArrayLike, resamples: int = 1000, seed: int = 0, corpus_score: CorpusScore | None = None
+) -> tuple[float, float]:
+    """95 % percentile interval of the mean, or of the value over the set.
+
+    Args:
+        values: One value per input; with `corpus_score`, one list of statistics per input. NaN values are left out.
+    """
+    array = np.asarray(values, dtype=float)
+    if corpus_score is None:
+        array = array[~np.isnan(array)]
+    if not len(array):
+        return math.nan, math.nan
+    low, high = np.percentile(_resampled(array, resamples, seed, corpus_score), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def paired_p_value(
+    values: ArrayLike,
+    others: ArrayLike,
+    resamples: int = 2000,
+    seed: int = 0,
+    corpus_score: CorpusScore | None = None,
+) -> float:
+    """Two-sided paired bootstrap over inputs: how often the sign of the difference is not the observed one.
+
+    The difference is that of the means of `values` and `others`, or, with `corpus_score`, that of the values over the
+    set, where both are statistics.
+    """
+    one, other = np.asarray(values, dtype=float), np.asarray(others, dtype=float)
+    score_difference: CorpusScore | None = None
+    if corpus_score is None:
+        inputs = one - other
+        inputs = inputs[~np.isnan(inputs)]
+        same = not inputs.any()
+    else:
+        inputs, same = np.concatenate([one, other], axis=1), np.array_equal(one, other)
+        score_difference = _difference_of(corpus_score)
+    if len(inputs) < 2 or same:  # one input shows nothing
+        return 1.0
+    differences = _resampled(inputs, resamples, seed, score_difference)
+    fewer = min((differences <= 0).sum(), (differences >= 0).sum())
+    return float(min(1.0, 2 * (fewer + 1) / (resamples + 1)))  # the observed sample counts too: p is never 0
+
+
+def _difference_of(corpus_score: CorpusScore) -> CorpusScore:
+    """The score of the first half of the statistics minus that of the second half."""
+
+    def score_difference(sums: Sequence[float]) -> float:
+        half = len(sums) // 2
+        return corpus_score(sums[:half]) - corpus_score(sums[half:])
+
+    return score_difference
