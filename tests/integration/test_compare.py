@@ -14,17 +14,17 @@ import torch
 from datasets import Dataset
 
 from semioffline.cli import main
-from semioffline.cli.compare import OWN, CompareOptions
-from semioffline.cli.compare import _by_method as by_method
-from semioffline.cli.compare import _divide as divide
-from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
+from semioffline.cli.compare_options import method_config, read_command
+from semioffline.cli.prepare import _divide as divide
 from semioffline.cli.run_folder import commit
-from semioffline.config import SemiOfflineConfig
 from semioffline.errors import UserError
-from semioffline.evaluation.metrics import paired_p_value
-from semioffline.experiments import comparison
-from semioffline.experiments.comparison import Plan, compare
-from semioffline.experiments.summary import _reference
+from semioffline.evaluation.statistics import paired_p_value
+from semioffline.experiments import timing
+from semioffline.experiments.checkpoints import BestCheckpoint
+from semioffline.experiments.comparison import compare
+from semioffline.experiments.plan import Plan
+from semioffline.experiments.results import Timing
+from semioffline.experiments.summary import find_reference
 from semioffline.report import table
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("compare-*.yaml"))
@@ -32,8 +32,6 @@ FLAGS = ["--task", "ads", "--limit", "24", "--methods", "mft", "semi_offline", "
 FLAGS += [
     "--budget_seconds",
     "1",
-    "--num_samples",
-    "4",
     "--per_device_train_batch_size",
     "4",
     "--learning_rate",
@@ -41,10 +39,17 @@ FLAGS += [
     "--evaluations",
     "2",
 ]
+DRAWS = ["--num_samples", "4"]
+
+
+def arguments(*more: str) -> list[str]:
+    """num_samples is rejected where no method reads it: given where semi_offline is compared."""
+    draws = "--methods" not in more or any(word.startswith("semi_offline") for word in more)
+    return [*FLAGS, *DRAWS, *more] if draws else [*FLAGS, *more]
 
 
 def run(folder: Path, *more: str) -> dict:
-    assert main(["compare", "--output_dir", str(folder), *FLAGS, *more]) == 0
+    assert main(["compare", "--output_dir", str(folder), *arguments(*more)]) == 0
     return json.loads((folder / "comparison.json").read_text())
 
 
@@ -81,7 +86,7 @@ def test_a_method_that_is_looked_at_in_another_way_looks_at_the_start_itself(tmp
     assert run(tmp_path, *flags)["methods"]["mft@short"]["curve"][0]["step"] == 0
     assert {name: looks_of(tmp_path, name) for name in own} == {"mft@short": [0, 1], "mft@rate": [1]}
     fewer = [*flags, "--eval_limit", "5", "--only", "mft@rate:0"]  # inputs than the start was looked at with
-    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *fewer]) == 0
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments(*fewer)]) == 0
     assert looks_of(tmp_path, "mft@rate") == [0, 1]
 
 
@@ -101,7 +106,7 @@ def test_runs_with_other_settings_are_not_taken_for_those_of_today(changes, told
     both = run(tmp_path, *flags, "semi_offline")
     assert both["methods"]["mft"]["curve"] == first["methods"]["mft"]["curve"]
     capsys.readouterr()
-    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, *changes]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments(*flags, *changes)]) == 2
     assert told in capsys.readouterr().err.splitlines()[-1]
     before = json.loads((tmp_path / "comparison.json").read_text())
     assert before["about"]["command"].endswith("--methods mft semi_offline")  # nothing was written
@@ -110,9 +115,9 @@ def test_runs_with_other_settings_are_not_taken_for_those_of_today(changes, told
 def test_a_budget_in_seconds_that_has_changed_is_seen(tmp_path, capsys):
     flags = ["--methods", "mft", "--budget_seconds"]
     run(tmp_path, *flags, "0.2")
-    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "30"]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments(*flags, "30")]) == 2
     assert "max_steps" in capsys.readouterr().err.splitlines()[-1]
-    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "0.2", "--budget_steps", "2"]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments(*flags, "0.2", "--budget_steps", "2")]) == 2
     assert "budget: seconds before, steps now" in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -132,7 +137,7 @@ def test_a_comparison_that_was_stopped_trains_again(tmp_path):
 @pytest.mark.parametrize(("rewards", "kept"), [([0.3, 0.4], 0), ([0.3, 0.6], 2), ([0.7, 0.6], 1)])
 def test_the_best_look_is_kept_also_if_it_is_that_of_the_start(rewards, kept):
     model = torch.nn.Linear(1, 1, bias=False)
-    looks = comparison._Looks(SimpleNamespace(policy=SimpleNamespace(model=model)), 2, 2, "best", 0.5)
+    looks = BestCheckpoint(model, 2, 2, "best", 0.5)
     weights = [model.weight.item()]
     for step, reward in enumerate(rewards, start=1):
         torch.nn.init.constant_(model.weight, float(step))
@@ -193,7 +198,7 @@ def test_a_folder_with_another_start_is_refused(changes, told, tmp_path, capsys)
     run(tmp_path, "--budget_steps", "1", "--methods", "mft")
     run(tmp_path, "--budget_steps", "1", "--settings", '{"semi_offline": {"num_samples": 2}}')
     capsys.readouterr()
-    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, "--budget_steps", "1", *changes]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments("--budget_steps", "1", *changes)]) == 2
     message = capsys.readouterr().err
     assert f"start made with other settings {told}" in message
 
@@ -218,9 +223,9 @@ def test_rows_of_one_input_stay_together_when_some_are_left_out():
 
 def test_what_recording_graphs_takes_is_counted_once_and_not_in_every_step(monkeypatch):
     """Thirteen steps of a second; five of them record graphs, for ten seconds more."""
-    clock, control = comparison._Clock(seconds=3.0), SimpleNamespace(should_training_stop=False)
+    clock, control = timing.StepClock(seconds=3.0), SimpleNamespace(should_training_stop=False)
     now, graphs = 0.0, 0
-    monkeypatch.setattr(comparison, "recordings", lambda: graphs)
+    monkeypatch.setattr(timing, "recordings", lambda: graphs)
     monkeypatch.setattr(clock, "now", lambda: now)
     for step in range(13):
         assert not control.should_training_stop
@@ -230,28 +235,14 @@ def test_what_recording_graphs_takes_is_counted_once_and_not_in_every_step(monke
         now += 1.0 + 10.0 * records
         clock.on_step_end(None, None, control)
     assert control.should_training_stop  # eight steps without a recording
-    assert clock.measured() == {"seconds_per_step": 1.0, "seconds_recording": 50.0}
-
-
-def test_what_is_done_once_in_a_block_of_steps_is_in_their_mean(monkeypatch):
-    """Steps of a second; from the second block of five on the first of them takes ten more: three seconds a step."""
-    clock, control = comparison._Clock(seconds=3.0, block=5), SimpleNamespace(should_training_stop=False)
-    now, number = 0.0, 0
-    monkeypatch.setattr(clock, "now", lambda: now)
-    while not control.should_training_stop:
-        clock.on_step_begin(None, None, control)
-        now += 11.0 if number and number % 5 == 0 else 1.0
-        number += 1
-        clock.on_step_end(None, None, control)
-    assert number == 15
-    assert clock.measured() == {"seconds_per_step": 3.0, "seconds_recording": 0.0}
+    assert clock.measured() == Timing(seconds_per_step=1.0, seconds_recording=50.0)
 
 
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
     reward = tmp_path / "mine.py"
     reward.write_text("def broken(completions, **kwargs):\n    raise OSError('no network')\n")
     flags = ["--reward", f"{reward}:broken", "--budget_steps", "1", "--only", "semi_offline:0"]
-    assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, *flags]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path / "run"), *arguments(*flags)]) == 2
     assert "no network" in capsys.readouterr().err
 
 
@@ -323,7 +314,7 @@ def test_what_is_done_is_not_done_again(tmp_path):
 def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
     """Made anywhere: it needs no data and no model, and says where the runs were made."""
     flags = ["--budget_steps", "2", "--settings", '{"mft": {"seeds": [0, 1]}}']
-    flags += ["--eval_metrics", "click_rate", "semioffline.tasks.squad_qg:bleu_rougeL"]
+    flags += ["--eval_metrics", "click_rate", "bleu_rougeL"]
     whole = run(tmp_path, *flags)
     assert whole["missing"] == []
     assert whole["percent"] == {"click_rate": False, "bleu_rougeL": True}
@@ -347,7 +338,7 @@ def test_a_table_of_what_is_done_so_far(tmp_path, capsys):
     elsewhere = run(tmp_path, *flags, "--reward", "not_here.py:score", "--only", "table")  # nor the reward
     assert elsewhere["methods"] == part["methods"]
     shutil.rmtree(tmp_path / "runs")
-    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "--only", "table"]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments(*flags, "--only", "table")]) == 2
     assert "no run of this comparison is done" in capsys.readouterr().err
 
 
@@ -372,7 +363,7 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
 
     def refused(*words: str) -> str:
         capsys.readouterr()
-        assert main(["compare", "--output_dir", str(first), *FLAGS, *flags, *words, "--only", "table"]) == 2
+        assert main(["compare", "--output_dir", str(first), *arguments(*flags, *words, "--only", "table")]) == 2
         return capsys.readouterr().err.splitlines()[-1]
 
     assert "must be LABEL=FOLDER" in refused(str(other))
@@ -397,7 +388,7 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
 
 
 def test_a_wrong_folder_beside_is_told_before_anything_is_trained(tmp_path, capsys):
-    assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, "--beside", f"one={tmp_path}"]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path / "run"), *arguments("--beside", f"one={tmp_path}")]) == 2
     assert "a finished comparison has a comparison.json" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -407,9 +398,9 @@ def test_where_semi_offline_is_not_compared_a_table_tests_against_what_is_there(
     assert made["reference"] == "mft"
     assert made["methods"]["ft"]["metrics"]["rouge"]["p"] is not None
     assert "* differs from mft" in table.caption(made)
-    assert _reference("ft", list(made["methods"])) == "ft"
-    assert _reference("ft", ["start", "mft", "ft@own"]) == "ft@own"
-    assert _reference("ft", ["start"]) == "start"
+    assert find_reference("ft", list(made["methods"])) == "ft"
+    assert find_reference("ft", ["start", "mft", "ft@own"]) == "ft@own"
+    assert find_reference("ft", ["start"]) == "start"
 
 
 def test_every_two_methods_are_tested_against_each_other(tmp_path):
@@ -487,7 +478,7 @@ def test_some_methods_of_a_recipe(tmp_path, capsys):
 
 def test_the_start_can_be_made_and_timed_first(tmp_path):
     for only in ("start:0", "timing"):
-        assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, "--only", only]) == 0
+        assert main(["compare", "--output_dir", str(tmp_path), *arguments("--only", only)]) == 0
     assert set(json.loads((tmp_path / "plan.json").read_text())) == {"mft", "semi_offline"}
     assert not (tmp_path / "comparison.json").exists()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["start-seed0"]
@@ -527,7 +518,7 @@ def test_seconds_are_turned_into_steps_once(tmp_path):
     ],
 )
 def test_mistakes(tmp_path, capsys, flags, part):
-    assert main(["compare", "--output_dir", str(tmp_path / "run"), *FLAGS, *flags]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path / "run"), *arguments(*flags)]) == 2
     err = capsys.readouterr().err
     assert part in err.splitlines()[-1]
     assert "Traceback" not in err
@@ -536,13 +527,12 @@ def test_mistakes(tmp_path, capsys, flags, part):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipes_parse(path):
     """Every setting of every method, too."""
-    types = [DataOptions, ModelOptions, CompareOptions, SemiOfflineConfig]
     flags = ["--config", str(path), "--output_dir", "unused", "--use_cpu", "true", "--bf16", "false"]
-    _, _, options, args = parse("compare", types, flags, {"reward": ["rouge"]})
-    own = by_method(options, args, [])
+    _, _, options, _, own = read_command(flags, {"reward": ["rouge"]})
     assert {"start", *options.methods} == own.keys()
-    for settings in own.values():
-        parse("compare", types, [*flags, *_as_flags({k: v for k, v in settings.items() if k not in OWN})])
+    for method, settings in own.items():
+        config = method_config(method, settings, flags, {"reward": ["rouge"]})
+        assert config.method == ("mft" if method == "start" else method.partition("@")[0])
 
 
 def test_paired_bootstrap_sees_a_shift_that_the_spread_hides():
@@ -596,14 +586,14 @@ def test_the_start_has_a_learning_rate_of_its_own(tmp_path):
     for rate in (0.0, 0.0, 0.01):
         folder = tmp_path / str(len(weights))
         own = json.dumps({"start": {"learning_rate": rate}})
-        assert main(["compare", "--output_dir", str(folder), *FLAGS, "--settings", own, "--only", "start:0"]) == 0
+        assert main(["compare", "--output_dir", str(folder), *arguments("--settings", own, "--only", "start:0")]) == 0
         weights.append((folder / "start/model/model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
 
 
 def test_a_comparison_that_was_refused_can_be_mended(tmp_path, capsys):
     """Nothing is noted of a start that was never made."""
-    assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, "--limit", "0", "--budget_steps", "1"]) == 2
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments("--limit", "0", "--budget_steps", "1")]) == 2
     capsys.readouterr()
     run(tmp_path, "--budget_steps", "1", "--methods", "mft")
 

@@ -1,0 +1,26 @@
+"""Which settings a run depends on: whether two runs are the same, and whether two evaluations are.
+
+`config.defining_settings` says what a resumed run must not change. A finished run of a comparison is stricter: its
+length and its evaluation count too, so everything is compared except `_NOT_IN_A_RUN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+TEXT = ("max_prompt_length", "max_completion_length", "truncation_side")
+"""How texts are cut into tokens: training data, candidates and outputs depend on it."""
+EVALUATION = (
+    *("num_beams", "length_penalty", "no_repeat_ngram_size", "min_new_tokens", *TEXT),
+    *("per_device_eval_batch_size", "bf16", "fp16", "reward_weights"),
+)
+"""What the reward on validation depends on, next to the weights."""
+_NOT_IN_A_RUN = {
+    *("output_dir", "logging_dir", "run_name", "report_to", "disable_tqdm"),
+    *("eval_on_start", "reward_workers"),
+}
+
+
+def run_settings(names: Iterable[str]) -> set[str]:
+    """Of these settings, those that the result of a run depends on."""
+    return set(names) - _NOT_IN_A_RUN

@@ -1,0 +1,57 @@
+"""Runs of other comparisons from the same initial checkpoint, as rows METHOD@LABEL of a table (`--beside`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from semioffline.errors import UserError
+from semioffline.experiments.plan import START, read_run, run_folder
+from semioffline.experiments.results import Comparison, OtherComparison, RunResult
+
+Runs = dict[str, list[RunResult]]
+"""method -> its runs, one per seed"""
+
+
+def labelled_folders(words: list[str]) -> dict[str, Path]:
+    """LABEL=FOLDER of other comparisons -> label and folder."""
+    found: dict[str, Path] = {}
+    for word in words:
+        label, _, folder = word.partition("=")
+        if not label or not folder:
+            raise UserError(f"--beside {word} must be LABEL=FOLDER")
+        if label in found:
+            raise UserError(f"--beside {word}: another folder has the label {label}")
+        if not (Path(folder) / "comparison.json").is_file():
+            raise UserError(f"--beside {word}: a finished comparison has a comparison.json")
+        found[label] = Path(folder)
+    return found
+
+
+def read_other(folder: Path, label: str, own: Runs) -> tuple[OtherComparison, Runs]:
+    """Another comparison and its runs, METHOD@LABEL, without its initial checkpoint. own: the runs of this one.
+
+    Both must start from the same checkpoint and test it in the same way.
+    """
+    try:
+        comparison = Comparison.from_json(json.loads((folder / "comparison.json").read_text()))
+        runs = {
+            f"{method}@{label}": [read_run(run_folder(folder, method, seed)) for seed in summary.seeds]
+            for method, summary in comparison.methods.items()
+            if method.rpartition("@")[2] not in comparison.others  # not the runs that it has from others
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"--beside {label}={folder} cannot be read as a comparison: {what}") from error
+    if comparison.missing:
+        missing = ", ".join(comparison.missing)
+        raise UserError(f"--beside {label}={folder} is not finished: {missing} (method:seed)")
+    start, own_start = runs.pop(f"{START}@{label}", None), own.get(START)
+    if own_start is None:
+        raise UserError(f"--beside {label}: the start of this comparison must be tested first (--only start:SEED)")
+    if start is None or start[0].values != own_start[0].values:
+        raise UserError(f"--beside {label}: it does not begin with the same start, or tests it in another way")
+    taken = sorted(runs.keys() & own.keys())
+    if taken:
+        raise UserError(f"--beside {label}: {taken[0]} is a method of this comparison, too")
+    return OtherComparison(comparison.about, comparison.preparation), runs

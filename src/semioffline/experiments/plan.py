@@ -1,0 +1,92 @@
+"""What is compared: methods, seeds, data, budget, and the folders of the runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from datasets import Dataset
+
+from semioffline.config import MethodConfig
+from semioffline.evaluation.metrics import Metric
+from semioffline.experiments.provenance import Provenance
+from semioffline.experiments.results import RunResult
+from semioffline.policy.policy import Policy
+
+START = "start"
+"""The row of the initial checkpoint, which all methods start from."""
+RESULT = "result.json"
+
+
+class Heading(TypedDict, total=False):
+    """What a comparison says about itself, next to its results."""
+
+    kind: str
+    title: str
+    own_settings: dict[str, dict[str, Any]]
+    preparation: dict[str, float]
+
+
+@dataclass
+class Plan:
+    """What is compared."""
+
+    folder: Path
+    methods: list[str]
+    seeds: dict[str, list[int]]
+    rewards: Sequence[Metric]
+    rows: Dataset | None
+    """Training rows; None (as of `dev` and `test`): only a table of finished runs is made."""
+    dev: Dataset | None
+    test: Dataset | None
+    load: Callable[[], Policy]
+    """Loads the initial checkpoint."""
+    settings: Callable[..., MethodConfig]
+    """The settings of a method: called with its name, and with changes by keyword."""
+    budget_seconds: float | None
+    budget_steps: int | None
+    steps: dict[str, int] = field(default_factory=dict)
+    """method -> its own number of steps, whatever the budget"""
+    reference: str = "semi_offline"
+    evaluations: int = 6
+    """Evaluations on validation: at the end, at half of the steps, at a quarter, ..."""
+    keep: str = "best"
+    """Which checkpoint is tested: "best" (by the reward on validation) or "last"."""
+    jobs: int = 1
+    """Runs at a time. With more than one and a budget in seconds, each method is timed alone first; with a budget in
+    steps, seconds are unknown."""
+    command: Callable[[str, int], list[str]] | None = None
+    """The command that runs one method and seed in a process of its own, for jobs > 1."""
+    about: Provenance = field(default_factory=lambda: Provenance("", None, {}))
+    """The command, commit and versions of this process."""
+    made_with: dict[str, Any] = field(default_factory=dict)
+    """What all runs depend on in addition to `settings`."""
+    beside: dict[str, Path] = field(default_factory=dict)
+    """label -> folder of a finished comparison from the same initial checkpoint, whose runs are added to the table"""
+    extra: Heading = field(default_factory=lambda: Heading())
+
+    def run_folder(self, method: str, seed: int) -> Path:
+        return run_folder(self.folder, method, seed)
+
+    def every(self) -> list[tuple[str, int]]:
+        """Every (method, seed). Seeds are interleaved, so an interrupted comparison covers every method, and runs of
+        one method that need much memory rarely overlap."""
+        turns = range(max(len(self.seeds[method]) for method in self.methods))
+        return [(method, seed) for n in turns for method in self.methods for seed in self.seeds[method][n : n + 1]]
+
+    def missing(self) -> list[tuple[str, int]]:
+        """Every (method, seed) without a result."""
+        return [run for run in self.every() if not (self.run_folder(*run) / RESULT).exists()]
+
+
+def run_folder(folder: Path, method: str, seed: int) -> Path:
+    """The folder of one run, in that of its comparison."""
+    return folder / "runs" / f"{method}-seed{seed}"
+
+
+def read_run(folder: Path) -> RunResult:
+    """The result of a finished run, from its folder."""
+    return RunResult.from_json(json.loads((folder / RESULT).read_text()))

@@ -1,0 +1,125 @@
+"""Time each method alone, and turn a budget in seconds into steps. plan.json keeps the timings for restarts."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from semioffline.cuda.functions import recordings
+from semioffline.data.examples import Examples
+from semioffline.experiments.plan import START, Plan
+from semioffline.experiments.results import Timing
+from semioffline.methods.registry import load_method
+from semioffline.training.trainer import SemiOfflineTrainer
+
+PROBE_WARM, PROBE_TIMED = 3, 5
+"""Minimum steps before a method is timed, and minimum timed steps."""
+PROBE_SHARE, PROBE_SECONDS = 0.3, 4.0
+"""A method is also timed for this share of the budget, but no longer than these seconds: memory and kernels must be
+warm."""
+PROBE_MOST = 200
+"""Steps after which timing ends in any case."""
+PLAN = "plan.json"
+Tokenised = dict[tuple[object, ...], Examples]
+"""How rows are tokenised -> the tokenised rows. Methods share them: tokenising takes longer than timing."""
+
+
+class StepClock(TrainerCallback):
+    """Seconds of each step, including pending work of the device. Stops training when enough steps are timed."""
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: minimum time to measure."""
+        self.settled: list[float] = []
+        """Seconds of steps in which no CUDA graph was captured."""
+        self.recording: list[float] = []
+        """Seconds of the others."""
+        self.seconds = seconds
+
+    @staticmethod
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.known, self.began = recordings(), self.now()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        times = self.settled if recordings() == self.known else self.recording
+        times.append(self.now() - self.began)
+        spent = sum(self.settled) + sum(self.recording)
+        enough = len(self.settled) >= PROBE_WARM + PROBE_TIMED and spent >= self.seconds
+        control.should_training_stop = control.should_training_stop or enough
+
+    def measured(self) -> Timing:
+        """The median of the later half of the settled steps (the first ones also allocate memory and load kernels), and
+        the extra seconds of the steps that captured graphs."""
+        times = self.settled or self.recording
+        step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
+        first = sum(self.recording) - len(self.recording) * step
+        return Timing(seconds_per_step=step, seconds_recording=max(first, 0.0))
+
+
+def time_methods(plan: Plan, say: Callable[[str], None], methods: list[str]) -> None:
+    """Time each of these methods alone, except those that have been timed before."""
+    tokenised: Tokenised = {}
+    for method in dict.fromkeys(methods):
+        if method != START:
+            say(f"{method}: timed alone")
+            time_method(plan, method, tokenised)
+
+
+def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> Timing:
+    """Seconds of a step, measured or from plan.json, and the steps that fit into the budget."""
+    known = known_timings(plan)
+    if method not in known:
+        folder = plan.folder / "probe" / method
+        args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, eval_on_start=False)
+        tokenised = {} if tokenised is None else tokenised
+        lengths = args.max_prompt_length, args.max_completion_length
+        loaded = load_method(args)
+        same = loaded.needs_candidates, loaded.static_target, args.truncation_side, *lengths
+        rows: Dataset | Examples | None = tokenised.get(same, plan.rows)
+        trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, rows)
+        tokenised[same] = trainer.train_dataset
+        clock = StepClock(min(PROBE_SECONDS, PROBE_SHARE * (plan.budget_seconds or 0.0)))
+        trainer.add_callback(clock)
+        trainer.train()
+        known[method] = fit_into_budget(plan, clock.measured())
+        (plan.folder / PLAN).write_text(json.dumps({name: one.to_json() for name, one in known.items()}, indent=1))
+        del trainer
+        free_memory()
+    return fit_into_budget(plan, known[method])
+
+
+def known_timings(plan: Plan) -> dict[str, Timing]:
+    """method -> its timing in plan.json"""
+    path = plan.folder / PLAN
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return {method: Timing.from_json(timing) for method, timing in found.items()}
+
+
+def fit_into_budget(plan: Plan, timing: Timing) -> Timing:
+    """With the number of steps that fit into the budget."""
+    if plan.budget_seconds is None:
+        return timing
+    left = plan.budget_seconds - timing.seconds_recording
+    steps = max(1, round(left / timing.seconds_per_step))
+    return Timing(timing.seconds_per_step, timing.seconds_recording, steps)
+
+
+def free_memory() -> None:
+    """Give memory of a finished run back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
