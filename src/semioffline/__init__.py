@@ -4,7 +4,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from semioffline.config import SemiOfflineConfig
+    from semioffline.config import MethodConfig
+    from semioffline.methods.ablations import AblationsConfig
+    from semioffline.methods.actor_critic import ActorCriticConfig
+    from semioffline.methods.avg import AvgConfig
+    from semioffline.methods.brio import BrioConfig
+    from semioffline.methods.ft import FTConfig
+    from semioffline.methods.gold import GoldConfig
+    from semioffline.methods.mft import MFTConfig
+    from semioffline.methods.self_critic import SelfCriticConfig
+    from semioffline.methods.semi_offline import SemiOfflineConfig
     from semioffline.policy.policy import Policy
     from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -13,8 +22,35 @@ try:
 except PackageNotFoundError:  # used from a source tree that is not installed
     __version__ = "dev"
 
-_HOME = {"SemiOfflineConfig": "config", "SemiOfflineTrainer": "training.trainer", "Policy": "policy.policy"}
-__all__ = ["Policy", "SemiOfflineConfig", "SemiOfflineTrainer", "__version__"]
+_HOME = {
+    "AblationsConfig": "methods.ablations",
+    "ActorCriticConfig": "methods.actor_critic",
+    "AvgConfig": "methods.avg",
+    "BrioConfig": "methods.brio",
+    "FTConfig": "methods.ft",
+    "GoldConfig": "methods.gold",
+    "MFTConfig": "methods.mft",
+    "MethodConfig": "config",
+    "Policy": "policy.policy",
+    "SelfCriticConfig": "methods.self_critic",
+    "SemiOfflineConfig": "methods.semi_offline",
+    "SemiOfflineTrainer": "training.trainer",
+}
+__all__ = [
+    "AblationsConfig",
+    "ActorCriticConfig",
+    "AvgConfig",
+    "BrioConfig",
+    "FTConfig",
+    "GoldConfig",
+    "MFTConfig",
+    "MethodConfig",
+    "Policy",
+    "SelfCriticConfig",
+    "SemiOfflineConfig",
+    "SemiOfflineTrainer",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from toy import KINDS, build_config, build_model, build_tokenizer, build_uneven_
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Collator, Examples
-from semioffline.methods import load_method
+from semioffline.methods.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import RewardSet, Scorer
 
@@ -41,7 +41,7 @@ def step(policy: Policy, method: str, rank: int, world: int, folder: Path) -> tu
     batch = Collator(policy.pad_id)([examples[n] for n in range(rank, SIZE, world)])
     counts = {"token": sum(len(example.target.ids) for example in examples.examples), "row": SIZE}
     args = build_config(folder, method=method)
-    output = load_method(method, args).step(
+    output = load_method(args).step(
         policy, batch, Scorer(policy, RewardSet("click_rate"), overlap=True), Randomness(0, 3)
     )
     loss = torch.stack([term.weight * term.total / counts[term.per] for term in output.terms]).sum()

@@ -12,14 +12,12 @@ from toy import build_uneven_rows, train, weights
 
 from semioffline.algorithm.randomness import Randomness
 
-REFRESH = {"refresh_every": 2, "max_completion_length": 16}
 CASES = {
     "bart-4": {"kind": "bart", "per_device_train_batch_size": 4},
     "bart-2x2": {"kind": "bart", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     "llama-4": {"kind": "llama", "per_device_train_batch_size": 4},
     "t5-4": {"kind": "t5", "per_device_train_batch_size": 4},
     "workers": {"kind": "bart", "per_device_train_batch_size": 4, "reward_workers": 1},
-    "refresh": {"kind": "bart", "per_device_train_batch_size": 4, **REFRESH},
 }
 WRONG = ("bart", "t5")
 ROWS = 24

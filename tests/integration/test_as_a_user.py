@@ -117,7 +117,7 @@ def test_evaluation_without_data_is_refused_in_front(tmp_path: Path) -> None:
 def test_resume_does_not_turn_one_run_into_another(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     model = save_model(tmp_path / "model")
     flags = ["--task", "ads", "--limit", "8", "--model", str(model), "--device", "cpu", "--max_steps", "1"]
-    flags += ["--num_samples", "2", "--output_dir", str(tmp_path / "run")]
+    flags += ["--output_dir", str(tmp_path / "run")]
     assert main(["train", "mft", *flags]) == 0
     assert "1/1" in capsys.readouterr().err  # a bar, as for everything that takes long
     before = (tmp_path / "run" / "result.json").read_text()

@@ -146,12 +146,13 @@ def test_data(changes: dict, parts: list[str], inputs: Path, train: Train, refus
         (["train"], ["which method?", "semi_offline"]),
         (["train", "semi_ofline"], ["method 'semi_ofline'", "Did you mean 'semi_offline'?"]),
         (["train", "mft", "--task", "adz"], ["task 'adz'", "Did you mean 'ads'?"]),
-        (["train", "mft", "--mask_rat", "0.4"], ["option 'mask_rat'", "Did you mean 'mask_rate'?", "more."]),
+        (["train", "semi_offline", "--mask_rat", "0.4"], ["option 'mask_rat'", "Did you mean 'mask_rate'?", "more."]),
         (["train", "mft", "mask_rate=0.4"], ["'mask_rate=0.4'", "--name value"]),
         (["train", "mft", "--max_steps", "many"], ["--max_steps", "many"]),
         (["train", "mft", "--max_steps"], ["--max_steps"]),
         (["train", "mft", "--task", "ads"], ["--model"]),
-        (["train", "mft", "--static_target", "wurst", "--task", "ads"], ["static_target='wurst'", "worst"]),
+        (["train", "semi_offline", "--static_target", "wurst", "--task", "ads"], ["static_target", "'wurst'", "worst"]),
+        (["train", "mft", "--num_samples", "4"], ["option 'num_samples'", "a setting of ablations, avg, semi_offline"]),
         (["train", "mft", "--eval_strategy", "sometimes"], ["sometimes", "steps"]),
         (["train", "mft", "--bf16", "maybe"], ["bf16", "maybe"]),
         (["evaluate", "--task", "ads"], ["--model"]),
@@ -192,7 +193,7 @@ def test_names(argv: list[str], parts: list[str], refused, tmp_path: Path, monke
         ({"learning_rate": "nan"}, ["learning_rate is not a number"]),
         ({"temperature": "inf"}, ["temperature must be finite"]),
         ({"gradient_accumulation_steps": 0}, ["gradient_accumulation_steps=0 must be at least 1"]),
-        ({"seed": -1}, ["seed=-1 must not be negative"]),
+        ({"seed": -1}, ["seed=-1 must be at least 0"]),
         ({"dataloader_num_workers": -1}, ["dataloader_num_workers=-1"]),
         ({"lora_r": 0}, ["--lora_r 0 must be at least 1"]),
         ({"pad_to_multiple_of": 1000}, ["pad_to_multiple_of=1000", "64 positions"]),
@@ -200,11 +201,11 @@ def test_names(argv: list[str], parts: list[str], refused, tmp_path: Path, monke
         ({"early_stopping_patience": 2}, ["set eval_strategy"]),
         ({"early_stopping_patience": 0, "eval_strategy": "steps"}, ["early_stopping_patience=0"]),
         ({"resume_from_checkpoint": "nowhere"}, ["say --resume"]),
-        ({"label_smoothing_factor": 1.5}, ["label_smoothing_factor=1.5 must lie between 0 and 1"]),
+        ({"label_smoothing_factor": 1.5}, ["label_smoothing_factor=1.5 must be between 0 and 1"]),
         ({"adam_beta1": 2}, ["adam_beta1=2.0 must lie in [0, 1)"]),
-        ({"adam_epsilon": -1}, ["adam_epsilon=-1.0 must not be negative"]),
-        ({"reward_workers": -1}, ["reward_workers=-1 must not be negative"]),
-        ({"mask_rate_end": 2}, ["mask_rate_end=2.0 must lie between 0 and 1"]),
+        ({"adam_epsilon": -1}, ["adam_epsilon=-1.0 must be at least 0"]),
+        ({"reward_workers": -1}, ["reward_workers=-1 must be at least 0"]),
+        ({"mask_rate_end": 2}, ["mask_rate_end=2.0 must be between 0 and 1"]),
         ({"lr_scheduler_kwargs": "nope"}, ["lr_scheduler_kwargs is not JSON"]),
         ({"lr_scheduler_kwargs": '{"nope":1}'}, ["lr_scheduler_type=", "'nope'"]),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, ["lr_scheduler_type=cosine_with_min_lr", "min_lr"]),
@@ -243,12 +244,20 @@ def test_evaluation_into_a_used_folder(inputs: Path, refused, tmp_path: Path) ->
 
 
 def test_help_lists_every_option(capsys: pytest.CaptureFixture) -> None:
-    for argv in (["train", "--help"], ["train", "mft", "--help"]):
+    """Those that the method reads; Transformers' rare ones with --help-all."""
+    shared = ("reward", "resume", "output_dir", "learning_rate", "eval_metrics")
+    for argv, own, others in (
+        (["train", "--help"], ("mask_rate", "num_samples"), ("gold_floor", "adam_beta1")),
+        (["train", "mft", "--help"], ("mle_mask_rate",), (" --mask_rate", "num_samples", "adam_beta1")),
+        (["train", "gold", "--help-all"], ("gold_floor", "adam_beta1", "reward_workers"), ("num_samples",)),
+    ):
         with pytest.raises(SystemExit) as stopped:
             main(argv)
         assert not stopped.value.code
         text = capsys.readouterr().out
-        assert all(f"--{name}" in text for name in ("reward", "resume", "mask_rate", "output_dir", "learning_rate"))
+        assert all(f"--{name}" in text for name in (*shared, *own))
+        assert not [name for name in others if name in text]
+        assert len(text.splitlines()) <= 90 or "--help-all" in argv
 
 
 # ---- rewards that do not work ----

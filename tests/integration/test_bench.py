@@ -12,16 +12,15 @@ import pytest
 import torch
 from toy import build_rows, save_model
 
+from benchmarks import claims, pages, sample_tables
 from semioffline.bench.measure import METHODS, Clock, add_ratios
 from semioffline.bench.models import MODELS, SHAPES, Texts, build_policy, build_tokenizer, words
 from semioffline.cli import compare, main
-from semioffline.cli.options import DataOptions, ModelOptions, _as_flags, parse
+from semioffline.cli.compare_options import read_command
+from semioffline.cli.options import as_flags
 from semioffline.cli.run_folder import shown_command
-from semioffline.config import SemiOfflineConfig
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
-from semioffline.report import claims, page, samples
-from semioffline.report.page import fill
 
 QUICK = "--small --steps 2 --warmup 1 --window 1 --batch_size 2 --candidates 2 --on_policy_samples 2".split()
 
@@ -49,7 +48,7 @@ def test_every_method_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture)
     assert "gpus" in result["about"]["versions"]
     page = tmp_path / "page.md"
     page.write_text("<!-- table: bench.json -->\n<!-- end -->\n")
-    table = [line for line in fill(page).splitlines() if line.startswith("| ")]
+    table = [line for line in pages.fill(page).splitlines() if line.startswith("| ")]
     assert len(table) == 2 + len(rows)  # a head and a line
     assert {line.count("|") for line in table} == {table[0].count("|")}
 
@@ -168,7 +167,7 @@ def test_what_samples_are_like(tmp_path: Path, monkeypatch) -> None:
     result = json.loads(output.read_text())
     assert result["inputs"] == 5
     assert len(result["rows"]) == 8
-    hidden = [samples.row_of(result, target, 1.0) for target in ("worst", "best")]  # of equal length
+    hidden = [sample_tables.row_of(result, target, 1.0) for target in ("worst", "best")]  # of equal length
     assert [row["reward"] for row in hidden] == pytest.approx([hidden[0]["reward"]] * 2)
     for row in result["rows"]:
         assert row["best_reward"] >= row["reward"]
@@ -176,12 +175,12 @@ def test_what_samples_are_like(tmp_path: Path, monkeypatch) -> None:
         assert row["examples"][0]["sample"]
         pushes = [push for _, push in row["pushed"]]
         assert pushes == sorted(pushes, reverse=True)
-    text = page.RENDERERS["samples"](result, tmp_path)
+    text = pages.RENDERERS["samples"](result, tmp_path)
     assert text.count("| worst |") == 4
     assert text.count("| best |") == 2
     assert "pushed up most" in text
     older = {"rows": [{k: v for k, v in row.items() if k != "pushed"} for row in result["rows"]]}
-    assert "pushed up most" not in page.RENDERERS["samples"](result | older, tmp_path)
+    assert "pushed up most" not in pages.RENDERERS["samples"](result | older, tmp_path)
     claim = {"claim": "", "file": output.name, "metric": "fill", "mask_rate": 1.0, "better": "worst", "worse": "best"}
     assert claims.judge(claim, tmp_path)[1] == "unclear"
     with pytest.raises(UserError, match="does not have both"):
@@ -199,9 +198,8 @@ def test_every_comparison_of_the_results_has_a_command_that_is_understood(every_
     where = Namespace(data=tmp_path / "data", models=tmp_path / "models", out=tmp_path / "out", more=[])
     for name, (_, model, data, *_) in every_comparison.COMPARISONS.items():
         words = every_comparison.command(where, name, None)[4:]
-        types: list[Any] = [DataOptions, ModelOptions, compare.CompareOptions, SemiOfflineConfig]
-        found = parse("compare", types, [*words, *_as_flags(compare.ANYWHERE)])
-        assert compare._by_method(*found[2:], compare._listed(words)).keys() >= set(found[2].methods), name
+        found = read_command([*words, *as_flags(compare.ANYWHERE)], {})
+        assert found[4].keys() >= set(found[2].methods), name
         made = model in every_comparison.COMPARISONS
         assert made == str(found[1].model).endswith("start/model"), name
         assert found[0].data_dir == str((where.out if data == every_comparison.LIKE_TEST else where.data) / data), name
@@ -258,7 +256,7 @@ def test_time_to_a_reward(peer: Any, tmp_path: Path) -> None:
     about = {"command": "x", "commit": "abc", "versions": versions}
     (tmp_path / "peer.json").write_text(json.dumps(summary | {"kind": "peer", "about": about}))
     (tmp_path / "page.md").write_text("<!-- table: peer.json -->\n<!-- end -->\n")
-    assert "| grpo | 8 | 3000 | 15.0 | 9.0 |" in fill(tmp_path / "page.md")
+    assert "| grpo | 8 | 3000 | 15.0 | 9.0 |" in pages.fill(tmp_path / "page.md")
 
 
 def test_ratios_are_of_the_same_model_shape_and_setting() -> None:

@@ -8,7 +8,7 @@ import torch
 from toy import KINDS, build_trainer, build_uneven_rows, train, weights
 
 from semioffline import SemiOfflineConfig
-from semioffline.cuda import trunk as graphs
+from semioffline.cuda import trunk
 from semioffline.cuda.update import ReplayedUpdate
 from semioffline.errors import UserError
 
@@ -75,9 +75,9 @@ def test_clipping_and_the_optimizer_are_replayed_in_the_trainer(tmp_path: Path, 
         return function
 
     monkeypatch.setattr(ReplayedUpdate.__init__, "__defaults__", (record,))
-    monkeypatch.setattr(graphs, "MOST", 0)
+    monkeypatch.setattr(trunk, "MOST", 0)
     trainer = build_trainer(tmp_path / "b", **settings)
-    graphs.use_cuda_graphs(trainer.policy)
+    trunk.use_cuda_graphs(trainer.policy)
     monkeypatch.setattr(trainer.args, "cuda_graphs", True)
     trainer.train()
     assert len(recordings) == 2  # one of each: the gradients were moved to one place

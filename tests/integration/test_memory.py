@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from toy import KINDS, build_model, build_uneven_rows, read_log, train, weights
+from toy import KINDS, build_model, build_uneven_rows, read_by, read_log, train, weights
 
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
-QUICK = {"max_steps": 2, "num_samples": 2, "max_completion_length": 8, "reward": "click_rate"}
+QUICK = {"max_steps": 2, "num_samples": 2, "max_completion_length": 8}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,8 @@ def rows() -> Dataset:
 
 
 def run(folder: Path, kind: str, method: str, rows: Dataset, **settings: Any) -> Any:
-    trainer = train(folder, kind=kind, method=method, rows=rows, **(QUICK | settings))
+    quick = read_by(method, QUICK)
+    trainer = train(folder, kind=kind, method=method, rows=rows, reward="click_rate", **(quick | settings))
     log = [line for line in read_log(folder) if "loss" in line]
     assert len(log) == 2
     return trainer

@@ -32,7 +32,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-    "masks": {"mask_pattern": "complementary", "loss_scale": "sequence", "baseline": "leave_one_out"},
+    "masks": {"mask_pattern": "span", "loss_scale": "sequence", "baseline": "leave_one_out"},
     "several": {"reward": ["rouge", letters, "click_rate"], "reward_weights": [0.5, 1.5, 1.0]},
     "callable": {"reward": letters, "temperature": 0.7},
     "on-policy": {"method": "avg", "max_completion_length": 8},

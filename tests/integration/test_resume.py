@@ -253,15 +253,13 @@ def test_checkpoints_load_without_this_library(kind, auto, finished) -> None:
         assert all(torch.equal(loaded[name], value) for name, value in stored.items())
 
 
-@pytest.mark.parametrize("refresh", [0, 2, 3])
 @pytest.mark.parametrize("order", ["random", "group_by_length"])
-def test_resume_in_python(order: str, refresh: int, tmp_path: Path) -> None:
+def test_resume_in_python(order: str, tmp_path: Path) -> None:
     """resume_from_checkpoint=True on a new folder starts; on a run stopped in the middle, here of its second epoch, it
-    goes on, AdamW included. With fresh static targets: at the end of their block, or in the middle of it (3 steps, from
-    step 3 on, and step 4 is the last checkpoint)."""
+    goes on, AdamW included."""
     settings = {"rows": build_rows(24), "optim": "adamw_torch", "learning_rate": 0.01, "lr_scheduler_type": "linear"}
     settings |= {"save_strategy": "steps", "save_steps": 2, "max_steps": 7}
-    settings |= {"train_sampling_strategy": order, "refresh_every": refresh, "max_completion_length": 16}
+    settings |= {"train_sampling_strategy": order, "max_completion_length": 16}
     whole = train(tmp_path / "whole", resume=True, **settings)
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
     for step in (6, 7):

@@ -161,5 +161,5 @@ def test_among_several_rewards_the_one_that_fails_is_named(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seconds", [0, -1.0])
 def test_a_limit_that_makes_no_sense_is_refused(seconds: float, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reward_timeout=.* must be positive"):
+    with pytest.raises(UserError, match=r"reward_timeout=.* must be above 0"):
         train(tmp_path, **(SAVED | {"reward_timeout": seconds}))

@@ -17,14 +17,18 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from datasets import Dataset
-from toy import build_config
+from toy import build_config, read_by
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from semioffline import Policy, SemiOfflineTrainer
 from semioffline.data.examples import Examples
-from semioffline.evaluation.metrics import Evaluation, generate_ids, measure, paired_p_value
+from semioffline.evaluation.decode import generate_ids
+from semioffline.evaluation.metrics import measure
+from semioffline.evaluation.results import Evaluation
+from semioffline.evaluation.statistics import paired_p_value
 from semioffline.policy.decoding import Decoding
-from semioffline.rewards import FAMILIES, REWARDS, load_reward
+from semioffline.rewards.registry import FAMILIES
+from semioffline.scoring.named import find_reward, reward_names
 from semioffline.tasks import ads
 
 HOUSE = {"opener": "discover", "adjective": "elegant", "closer": "order"}
@@ -48,7 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "corpus_meteor": {"num_samples": 8, "per_device_train_batch_size": 8, "references": 1},
 }
 MODELS = ("model:clicks", "model:entailment", "similarity:encoder", "bertscore:encoder?layer=1")
-NAMES = [*(set(REWARDS) - WATCHED), "length_penalty:1-19", *MODELS]
+NAMES = [*(set(reward_names()) - WATCHED), "length_penalty:1-19", *MODELS]
 
 
 def write_flawed(split: str, number: int) -> Dataset:
@@ -94,7 +98,7 @@ def train(folder: Path, policy: Policy, rows: Dataset, reward: Any, **settings: 
     defaults = {"max_steps": 15, "per_device_train_batch_size": 16, "num_samples": 16, "learning_rate": 1e-3}
     defaults |= {"optim": "adamw_torch", "rl_weight": 0.3, "scale_rewards": True, "log_completions": False}
     defaults |= {"max_prompt_length": 32, "max_completion_length": 32, "logging_steps": 1000}
-    args = build_config(folder, **(defaults | settings))
+    args = build_config(folder, **(read_by(settings.get("method", "semi_offline"), defaults) | settings))
     SemiOfflineTrainer(policy, reward, args, rows).train()
 
 
@@ -147,7 +151,7 @@ def test_a_few_steps_raise_the_reward(name: str, start: Start, models: Path) -> 
         pytest.skip("METEOR needs Java and pycocoevalcap")
     family, _, model = name.partition(":")
     reward = f"{family}:{models}/{model}" if family in FAMILIES else name
-    check_raised(load_reward(reward)[0], train_from(start, reward, **SETTINGS.get(name, {})))
+    check_raised(find_reward(reward)[0], train_from(start, reward, **SETTINGS.get(name, {})))
 
 
 @pytest.mark.parametrize("family", ["similarity", "bertscore"])

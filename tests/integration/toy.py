@@ -22,7 +22,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from semioffline import SemiOfflineConfig, SemiOfflineTrainer
+from semioffline import MethodConfig, SemiOfflineTrainer
+from semioffline.config import setting_names
+from semioffline.methods.registry import config_class
 from semioffline.tasks import ads
 
 KINDS = ("bart", "llama")
@@ -82,7 +84,15 @@ def build_uneven_rows(number: int = 21, seed: int = 0) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def build_config(folder: str | Path, **settings: Any) -> SemiOfflineConfig:
+def read_by(method: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of the settings that a method reads."""
+    names = setting_names(config_class(method))
+    return {name: value for name, value in settings.items() if name in names}
+
+
+def build_config(folder: str | Path, method: str = "semi_offline", **settings: Any) -> MethodConfig:
+    """Of a method; with an `observation`, of the ablations. Defaults that the method does not read are left out."""
+    method = "ablations" if "observation" in settings else method
     defaults: dict[str, Any] = {
         "output_dir": str(folder),
         "max_steps": 3,
@@ -103,7 +113,7 @@ def build_config(folder: str | Path, **settings: Any) -> SemiOfflineConfig:
         "dataloader_pin_memory": False,
         "eval_metrics": [],
     }
-    return SemiOfflineConfig(**(defaults | settings))
+    return config_class(method)(**(read_by(method, defaults) | settings))
 
 
 def build_trainer(

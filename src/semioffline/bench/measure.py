@@ -21,10 +21,11 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput, Term
 from semioffline.bench.models import SHAPES, Shape, Texts, build_policy, words
-from semioffline.config import SemiOfflineConfig
 from semioffline.errors import unknown
-from semioffline.methods import BaseMethod
-from semioffline.methods.ft import mle_row, mle_term
+from semioffline.methods.base import BaseMethod
+from semioffline.methods.mft import MFTConfig
+from semioffline.methods.mle import masked_target_row, mle_term
+from semioffline.methods.registry import config_class
 from semioffline.policy.meter import peak_memory
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
@@ -66,17 +67,16 @@ class Plan:
     """More settings of the trainer."""
 
 
-class TwoRows(BaseMethod):
+class TwoRows(BaseMethod[MFTConfig]):
     """M-FT on two rows of each input under different masks: the decoder's work of semi_offline, without RL."""
 
     batch_on_host = True
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
-        args = self.args
         both = [randomness, Randomness(randomness.seed + 1, randomness.step)]
-        rows = [mle_row(policy, batch, own, args.mle_mask_rate, args.mle_mask_share) for own in both]
+        rows = [masked_target_row(policy, batch, self.config, own) for own in both]
         first, second = policy.predict(batch.source, rows)
-        term, other = (mle_term(logits, batch, args.label_smoothing_factor) for logits in (first, second))
+        term, other = (mle_term(logits, batch, self.config.label_smoothing_factor) for logits in (first, second))
         return StepOutput([term, Term("second", other.total, per="token")])
 
 
@@ -230,9 +230,9 @@ def _arguments(plan: Plan, folder: str, steps: int) -> dict[str, Any]:
 
 def _our_trainer(plan: Plan, policy: Policy, texts: Texts, case: Case, arguments: dict[str, Any]) -> SemiOfflineTrainer:
     method, shape = case.method, SHAPES[case.shape]
-    args = SemiOfflineConfig(
-        method="mft" if method == "mft-2" else method,
-        num_samples=max(case.samples, 2),
+    own_settings: dict[str, Any] = {"num_samples": max(case.samples, 2)} if method in ("semi_offline", "avg") else {}
+    args = config_class("mft" if method == "mft-2" else method)(
+        **own_settings,
         max_prompt_length=shape.source,
         max_completion_length=shape.target,
         log_completions=False,
@@ -240,7 +240,7 @@ def _our_trainer(plan: Plan, policy: Policy, texts: Texts, case: Case, arguments
         **arguments,
         **plan.arguments,
     )
-    own = TwoRows(args) if method == "mft-2" else None
+    own = TwoRows(args) if isinstance(args, MFTConfig) and method == "mft-2" else None
     reward = plan.reward if method in ("semi_offline", *GENERATES) else None
     return SemiOfflineTrainer(policy, reward, args, texts, method=own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 from semioffline.errors import UserError, unknown
@@ -13,7 +14,6 @@ COMMANDS = {
     "candidates": "generate, score and sort static targets",
     "evaluate": "decode a test set and score it, with confidence intervals",
     "compare": "train several methods from one start for the same budget, and print one table",
-    "report": "make the tables of Markdown pages again, from the results that they name",
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }
@@ -48,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"semioffline: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `semioffline train gold --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print(f"semioffline: stopped{GOES_ON.get(argv[0], '')}", file=sys.stderr)
         return 130

@@ -9,7 +9,7 @@ from typing import Any
 
 from semioffline.cli.options import ModelOptions, parse
 from semioffline.cli.run_folder import about, open_folder
-from semioffline.config import option
+from semioffline.config import setting
 
 SMALL: dict[str, Any] = {
     "models": ["bart-tiny", "llama-tiny"],
@@ -26,29 +26,31 @@ SMALL: dict[str, Any] = {
 
 @dataclass
 class BenchOptions:
-    models: list[str] = option(
+    models: list[str] = setting(
         ["bart-large", "t5-large", "pegasus-large", "smollm2-135m"], "Sizes by name (random weights), or folders."
     )
-    shapes: list[str] = option(["cnndm", "samsum", "squad", "xsum"], "Lengths of the texts: those of the paper's data.")
-    methods: list[str] = option(
+    shapes: list[str] = setting(
+        ["cnndm", "samsum", "squad", "xsum"], "Lengths of the texts: those of the paper's data."
+    )
+    methods: list[str] = setting(
         ["trainer", "ft", "mft", "mft-2", "semi_offline", "brio", "self_critic", "avg"],
         "What is measured; trainer is Transformers' own, mft-2 is mft with two decoder rows.",
     )
-    num_samples: list[int] = option([2, 16, 64, 256, 1024], "K of semi_offline.")
-    settings: list[str] = option(["plain"], "plain | compile | graphs | compile+graphs")
-    batch_size: list[int] = option([16], "Inputs in one step.")
-    steps: int = option(20, "Steps that are timed (fewer for methods that generate).")
-    warmup: int = option(8, "Steps before them.")
-    window: int = option(4, "Steps between two looks at the clock; the result is the median of these windows.")
-    candidates: int = option(16, "Candidates of brio.")
-    on_policy_samples: int = option(16, "K of avg.")
-    reward: str = option("rouge", "Reward of the methods that have one.")
-    small: bool = option(False, "Tiny models and texts: two minutes on two cores.")
-    output_dir: str = option("runs/bench", "Where bench.json and the plots go.")
-    reward_workers: int | None = option(None, "As in training.")
-    overlap_rewards: bool = option(True, "As in training.")
-    pad_to_multiple_of: int = option(1, "As in training.")
-    optim: str | None = option(None, "As in training.")
+    num_samples: list[int] = setting([2, 16, 64, 256, 1024], "K of semi_offline.")
+    settings: list[str] = setting(["plain"], "plain | compile | graphs | compile+graphs")
+    batch_size: list[int] = setting([16], "Inputs in one step.")
+    steps: int = setting(20, "Steps that are timed (fewer for methods that generate).")
+    warmup: int = setting(8, "Steps before them.")
+    window: int = setting(4, "Steps between two looks at the clock; the result is the median of these windows.")
+    candidates: int = setting(16, "Candidates of brio.")
+    on_policy_samples: int = setting(16, "K of avg.")
+    reward: str = setting("rouge", "Reward of the methods that have one.")
+    small: bool = setting(False, "Tiny models and texts: two minutes on two cores.")
+    output_dir: str = setting("runs/bench", "Where bench.json and the plots go.")
+    reward_workers: int | None = setting(None, "As in training.")
+    overlap_rewards: bool = setting(True, "As in training.")
+    pad_to_multiple_of: int = setting(1, "As in training.")
+    optim: str | None = setting(None, "As in training.")
 
 
 def run(argv: list[str]) -> None:

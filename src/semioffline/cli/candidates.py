@@ -7,9 +7,10 @@ from typing import Any
 
 from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, write_settings
-from semioffline.config import SemiOfflineConfig, option
+from semioffline.config import MethodConfig, setting
 from semioffline.data.candidates import write_candidates
 from semioffline.data.examples import Examples
+from semioffline.data.lengths import text_limits
 from semioffline.errors import UserError, unknown
 from semioffline.policy.decoding import Decoding
 from semioffline.scoring.reward_set import RewardSet
@@ -19,25 +20,25 @@ STRATEGIES = ("diverse_beam", "sampling", "beam")
 
 @dataclass
 class CandidateOptions:
-    output_dir: str = option("", "Folder of candidates.jsonl; a run that was stopped goes on there.")
-    split: str = option("train", "Which split.")
-    reward: list[str] = option([], "What the candidates are scored and sorted by; the task's own when not given.")
-    num_candidates: int = option(16, "N, candidates for each input.")
-    strategy: str = option("diverse_beam", "diverse_beam | sampling (nucleus) | beam")
-    diversity_penalty: float = option(1.0, "diverse_beam: what a token costs that an earlier group chose.")
-    num_beam_groups: int | None = option(None, "diverse_beam: groups; one beam each when not given.")
-    top_p: float = option(0.95, "sampling: mass of the nucleus.")
-    temperature: float = option(1.0, "sampling: temperature.")
-    length_penalty: float = option(1.0, "beam search: exponent on the length.")
-    no_repeat_ngram_size: int = option(0, "Never repeat an n-gram of this size; 0 means free.")
-    min_new_tokens: int = option(0, "Shortest candidate in tokens.")
-    max_prompt_length: int | None = option(None, "Longest source in tokens.")
-    max_completion_length: int | None = option(None, "Longest candidate in tokens.")
-    truncation_side: str | None = option(None, "Which end of a long prompt is cut off: left | right.")
-    batch_size: int = option(16, "Inputs decoded at a time.")
-    shard_size: int = option(256, "Inputs in one shard: what a stopped run loses at most.")
-    cuda_graphs: bool = option(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
-    seed: int = option(0, "Seed of the sampling.")
+    output_dir: str = setting("", "Folder of candidates.jsonl; a run that was stopped goes on there.")
+    split: str = setting("train", "Which split.")
+    reward: list[str] = setting([], "What the candidates are scored and sorted by; the task's own when not given.")
+    num_candidates: int = setting(16, "N, candidates for each input.")
+    strategy: str = setting("diverse_beam", "diverse_beam | sampling (nucleus) | beam")
+    diversity_penalty: float = setting(1.0, "diverse_beam: what a token costs that an earlier group chose.")
+    num_beam_groups: int | None = setting(None, "diverse_beam: groups; one beam each when not given.")
+    top_p: float = setting(0.95, "sampling: mass of the nucleus.")
+    temperature: float = setting(1.0, "sampling: temperature.")
+    length_penalty: float = setting(1.0, "beam search: exponent on the length.")
+    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.")
+    min_new_tokens: int = setting(0, "Shortest candidate in tokens.")
+    max_prompt_length: int | None = setting(None, "Longest source in tokens.")
+    max_completion_length: int | None = setting(None, "Longest candidate in tokens.")
+    truncation_side: str | None = setting(None, "Which end of a long prompt is cut off: left | right.")
+    batch_size: int = setting(16, "Inputs decoded at a time.")
+    shard_size: int = setting(256, "Inputs in one shard: what a stopped run loses at most.")
+    cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
+    seed: int = setting(0, "Seed of the sampling.")
 
     def decoding(self, max_new_tokens: int) -> Decoding:
         shared: dict[str, Any] = {
@@ -63,8 +64,6 @@ class CandidateOptions:
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.training.trainer import text_limits
-
     types = [DataOptions, ModelOptions, CandidateOptions]
     task = parse("candidates", types, argv)[0].load_task()
     ours = {field.name for field in fields(CandidateOptions)}  # lengths and repetition, but not the number of beams
@@ -86,7 +85,7 @@ def run(argv: list[str]) -> None:
     policy = model.load().to(device)
     if options.cuda_graphs:
         policy.replay_decoding()
-    args = SemiOfflineConfig(
+    args = MethodConfig(
         output_dir=str(folder),
         use_cpu=device == "cpu",
         max_prompt_length=options.max_prompt_length,

@@ -12,26 +12,29 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, Recipe, at_least, parse
 from semioffline.cli.run_folder import open_folder, write_result, write_settings
-from semioffline.config import SemiOfflineConfig, option
+from semioffline.config import MethodConfig, setting
 from semioffline.errors import UserError
-from semioffline.evaluation.metrics import write_predictions
+from semioffline.evaluation.results import write_predictions
+from semioffline.methods.registry import config_class
+from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import check_names
+from semioffline.tasks.registry import Task
 
 
 @dataclass
 class DemoOptions:
-    seed: int = option(0, "Seed of the data, the model and the training.")
-    output_dir: str = option("", "Run folder; runs/demo-DATE when not given.")
-    reward: list[str] = option([], "What to train for; the task's own reward when not given.")
-    mft_steps: int = option(300, "Steps of fine-tuning with masks.")
-    rl_steps: int = option(150, "Steps of semi-offline RL.")
-    mft_learning_rate: float = option(2e-3, "Learning rate of M-FT (the default suits the tiny model).")
-    rl_learning_rate: float = option(1e-3, "Learning rate of semi-offline RL.")
-    rl_weight: float = option(0.5, "Lambda, the weight of the RL loss.")
-    num_samples: int = option(32, "K, samples drawn from each forward pass.")
-    batch_size: int = option(32, "Inputs in one step.")
+    seed: int = setting(0, "Seed of the data, the model and the training.")
+    output_dir: str = setting("", "Run folder; runs/demo-DATE when not given.")
+    reward: list[str] = setting([], "What to train for; the task's own reward when not given.")
+    mft_steps: int = setting(300, "Steps of fine-tuning with masks.")
+    rl_steps: int = setting(150, "Steps of semi-offline RL.")
+    mft_learning_rate: float = setting(2e-3, "Learning rate of M-FT (the default suits the tiny model).")
+    rl_learning_rate: float = setting(1e-3, "Learning rate of semi-offline RL.")
+    rl_weight: float = setting(0.5, "Lambda, the weight of the RL loss.")
+    num_samples: int = setting(32, "K, samples drawn from each forward pass.")
+    batch_size: int = setting(32, "Inputs in one step.")
 
 
 def run(argv: list[str]) -> None:
@@ -60,7 +63,7 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     stages = [_settings(method, task, options, path, device == "cpu") for method in ("mft", "semi_offline")]
     source = data.source(options.seed)
     rows, dev, test = (task.load(source, split) for split in ("train", "validation", "test"))
-    policy = _policy(model, options.seed)
+    policy = initial_policy(model, options.seed)
     folder = open_folder(path)
     write_settings(folder, data, model, options)
 
@@ -76,22 +79,21 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     return results
 
 
-def _settings(method: str, task: Any, options: DemoOptions, folder: Path, on_cpu: bool) -> SemiOfflineConfig:
+def _settings(method: str, task: Task, options: DemoOptions, folder: Path, on_cpu: bool) -> MethodConfig:
     """Of one stage."""
     first = method == "mft"
     steps = options.mft_steps if first else options.rl_steps
-    return SemiOfflineConfig(
+    own: Recipe = {} if first else {"rl_weight": options.rl_weight, "num_samples": options.num_samples}
+    return config_class(method)(
         **task.settings,
+        **own,
         output_dir=str(folder / method),
-        method=method,
         seed=options.seed,
         max_steps=steps,
         learning_rate=options.mft_learning_rate if first else options.rl_learning_rate,
         warmup_steps=min(20, steps),
         per_device_train_batch_size=options.batch_size,
         per_device_eval_batch_size=100,
-        rl_weight=options.rl_weight,
-        num_samples=options.num_samples,
         logging_steps=50,
         eval_strategy="steps",
         eval_steps=50,
@@ -114,7 +116,7 @@ def _train(trainer: Any, test: Any, folder: Path) -> dict[str, Any]:
     write_predictions(folder / "predictions.jsonl", evaluation, held_out)
     trainer.save_model(str(folder / "model"))
     return {
-        "metrics": evaluation.result(seed=trainer.args.seed),
+        "metrics": {name: m.to_json() for name, m in evaluation.result(seed=trainer.args.seed).items()},
         "cost_per_input": policy.meter.per_input(),
         "inputs": policy.meter.counts["inputs"],
         "seconds": seconds,
@@ -131,10 +133,9 @@ def _print_check(results: dict[str, Any], categories: list[str]) -> None:
     print(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
 
 
-def _policy(model: ModelOptions, seed: int) -> Any:
+def initial_policy(model: ModelOptions, seed: int) -> Policy:
     if model.model is not None:
         return model.load()
-    from semioffline.policy.policy import Policy
     from semioffline.tasks import ads
 
     return Policy(ads.build_model(seed), ads.build_tokenizer())

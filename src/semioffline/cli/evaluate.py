@@ -7,32 +7,33 @@ from dataclasses import dataclass
 
 from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
-from semioffline.config import SemiOfflineConfig, option
+from semioffline.config import MethodConfig, setting
 from semioffline.data.examples import Examples
-from semioffline.evaluation.metrics import evaluate, write_predictions
+from semioffline.data.lengths import text_limits
+from semioffline.evaluation.metrics import evaluate
+from semioffline.evaluation.results import write_predictions
+from semioffline.policy.decoding import Decoding
 from semioffline.scoring.reward_set import RewardSet
 
 
 @dataclass
 class EvaluateOptions:
-    output_dir: str = option("", "Run folder: result.json and predictions.jsonl.")
-    split: str = option("test", "Which split.")
-    metrics: list[str] = option([], "Metrics by name; the task's own when not given.")
-    batch_size: int = option(32, "Inputs decoded at a time.")
-    max_prompt_length: int | None = option(None, "Longest source in tokens.")
-    max_completion_length: int | None = option(None, "Longest output in tokens.")
-    truncation_side: str | None = option(None, "Which end of a long prompt is cut off: left | right.")
-    num_beams: int = option(1, "Beams; 1 is greedy.")
-    length_penalty: float = option(1.0, "Exponent on the length in beam search.")
-    no_repeat_ngram_size: int = option(0, "Never repeat an n-gram of this size; 0 means free.")
-    min_new_tokens: int = option(0, "Shortest output in tokens.")
-    cuda_graphs: bool = option(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
-    seed: int = option(0, "Seed of the bootstrap and of synthetic tasks.")
+    output_dir: str = setting("", "Run folder: result.json and predictions.jsonl.")
+    split: str = setting("test", "Which split.")
+    metrics: list[str] = setting([], "Metrics by name; the task's own when not given.")
+    batch_size: int = setting(32, "Inputs decoded at a time.")
+    max_prompt_length: int | None = setting(None, "Longest source in tokens.")
+    max_completion_length: int | None = setting(None, "Longest output in tokens.")
+    truncation_side: str | None = setting(None, "Which end of a long prompt is cut off: left | right.")
+    num_beams: int = setting(1, "Beams; 1 is greedy.")
+    length_penalty: float = setting(1.0, "Exponent on the length in beam search.")
+    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.")
+    min_new_tokens: int = setting(0, "Shortest output in tokens.")
+    cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
+    seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.")
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.training.trainer import text_limits
-
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()
     data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": list(task.metrics)})
@@ -47,19 +48,27 @@ def run(argv: list[str]) -> None:
         policy.replay_decoding()
     lengths = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens")
     shared = (*lengths, "num_beams", "length_penalty", "no_repeat_ngram_size")
-    args = SemiOfflineConfig(
+    args = MethodConfig(
         output_dir=str(folder), use_cpu=device == "cpu", **{name: getattr(options, name) for name in shared}
     )
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     started = time.perf_counter()
-    evaluation = evaluate(policy, examples, options.metrics, args.decoding(limits[1]), options.batch_size)
+    evaluation = evaluate(
+        policy, examples, options.metrics, Decoding.for_evaluation(args, limits[1]), options.batch_size
+    )
     metrics = evaluation.result(seed=options.seed)
     write_settings(folder, data, model, options)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     seconds = time.perf_counter() - started
     write_result(
-        folder, {"split": options.split, "seconds": seconds, "metrics": metrics, "truncation": str(examples.truncation)}
+        folder,
+        {
+            "split": options.split,
+            "seconds": seconds,
+            "metrics": {name: metric.to_json() for name, metric in metrics.items()},
+            "truncation": str(examples.truncation),
+        },
     )
     print_metrics(f"{model.model}: {options.split}", metrics)
     print(f"{len(examples)} outputs in {seconds:.1f} s; see {folder}")

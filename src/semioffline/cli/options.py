@@ -1,37 +1,47 @@
-"""Flags, and recipes that give their defaults."""
+"""Options that several commands share, and how command lines and recipes are read."""
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from transformers import HfArgumentParser
 
-from semioffline.config import option
+from semioffline.cli.help import print_help
+from semioffline.config import setting
 from semioffline.errors import UserError, unknown
-from semioffline.tasks import Source, Task, load_task
+from semioffline.methods.registry import readers
 from semioffline.tasks.files import parse_columns
+from semioffline.tasks.registry import Source, Task, load_task
+
+if TYPE_CHECKING:
+    from semioffline.policy.policy import Policy
+
+Recipe = dict[str, Any]
+"""Settings by name, as YAML has them."""
 
 
 @dataclass
 class DataOptions:
-    task: str = option("files", "Task by name; `files` is any data with a prompt and a completion.")
-    data_dir: str | None = option(
-        None, "Folder with train/validation/test files, or a Hugging Face dataset name; else the task's public dataset."
+    task: str = setting("files", "Task by name; `files` is any data with a prompt and a completion.", "Data")
+    data_dir: str | None = setting(
+        None, "Folder with train/validation/test files, or a Hugging Face dataset; else the task's own.", "Data"
     )
-    train_file: str | None = option(None, "File of the train split (JSON lines, CSV, Parquet; compressed too).")
-    validation_file: str | None = option(None, "File of the validation split.")
-    test_file: str | None = option(None, "File of the test split.")
-    columns: list[str] = option([], "Column map, ours=theirs: prompt=dialogue completion=summary.")
-    prompt_template: str | None = option(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.")
-    limit: int | None = option(None, "Take so many rows of each split only.")
-    eval_limit: int | None = option(None, "Take so many rows of the validation split only.")
+    train_file: str | None = setting(None, "File of the train split: JSON lines, CSV or Parquet.", "Data")
+    validation_file: str | None = setting(None, "File of the validation split.", "Data", free=True)
+    test_file: str | None = setting(None, "File of the test split.", "Data", free=True)
+    columns: list[str] = setting([], "Column map, ours=theirs: prompt=dialogue completion=summary.", "Data")
+    prompt_template: str | None = setting(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.", "Data")
+    limit: int | None = setting(None, "Rows to take of each split.", "Data")
+    eval_limit: int | None = setting(None, "Rows to take of the validation split.", "Data", free=True)
 
     def __post_init__(self) -> None:
-        self.model: str | None = None  # what reads the prompts: `parse` fills it in, from ModelOptions
+        self.model: str | None = None  # the model that reads the prompts: `parse` fills it in, from ModelOptions
 
     def load_task(self) -> Task:
         return load_task(self.task)
@@ -55,12 +65,12 @@ class DataOptions:
 
 @dataclass
 class ModelOptions:
-    model: str | None = option(None, "Hub name or folder of the model.")
-    device: str = option("auto", "auto | cpu | cuda | cuda:N | mps")
-    dtype: str = option("float32", "Precision of the weights: float32 | bfloat16 | float16.")
+    model: str | None = setting(None, "Hub name or folder of the model.", "Model")
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", "Model")
+    dtype: str = setting("float32", "Precision of the weights: float32 | bfloat16 | float16.", "Model")
 
     def checked_device(self) -> str:
-        """The device to use; one that is not there is an error, not a silent fall-back."""
+        """The device to use. One that does not exist is an error, not a silent fallback."""
         import torch
 
         available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
@@ -75,7 +85,7 @@ class ModelOptions:
             raise UserError(f"--device {self.device}: there is no such device here (there is: {', '.join(there)})")
         return self.device
 
-    def load(self, **kwargs: Any) -> Any:
+    def load(self, **kwargs: Any) -> Policy:
         import torch
 
         from semioffline.policy.policy import Policy
@@ -88,41 +98,71 @@ class ModelOptions:
         return Policy.load(self.model, dtype=types[self.dtype], **kwargs)
 
 
+def wants_help(argv: list[str]) -> bool:
+    return bool({"-h", "--help", "--help-all"} & set(argv))
+
+
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> Any:
         raise UserError(message)
 
+    @staticmethod
+    def _parse_dataclass_field(parser: Any, field: Any) -> None:
+        """Transformers hands all metadata of a field to argparse, which knows `help` alone."""
+        field = copy.copy(field)
+        field.metadata = {"help": field.metadata.get("help")}
+        HfArgumentParser._parse_dataclass_field(parser, field)
+
+
+Unread = Literal["reject", "ignore"]
+
 
 def parse(
-    command: str, types: list[Any], argv: list[str], defaults: dict[str, Any] | None = None, strict: bool = True
+    command: str,
+    types: Sequence[Any],
+    argv: list[str],
+    defaults: Recipe | None = None,
+    unread: Unread = "reject",
+    shared_recipe: bool = False,
 ) -> tuple[Any, ...]:
-    """Flags to dataclasses. `--config recipe.yaml` gives defaults that flags override; unknown keys are refused.
+    """Flags to dataclasses. `--config recipe.yaml` gives defaults that flags override.
 
-    Not strict: only these dataclasses' settings are read, and what is not theirs is left alone.
+    Args:
+        unread: what to do with flags and keys that none of the dataclasses has.
+        shared_recipe: the recipe may also hold settings of other methods, which are not used.
     """
-    parser = _Parser(types, prog=f"semioffline {command}", allow_abbrev=False)
-    parser.add_argument("--config", help="A YAML recipe: the same names as the flags.")
-    names = {action.dest for action in parser._actions} - {"help"}
-    recipe, argv = _take_config(argv)
-    given = dict(defaults or {})
-    if recipe is not None:
-        for key in recipe.keys() - names if strict else ():
-            raise unknown("key in the recipe", str(key), names)
-        given |= {key: value for key, value in recipe.items() if key in names}
+    if wants_help(argv):
+        print_help(command, types, everything="--help-all" in argv)
+        raise SystemExit(0)
+    parser = _Parser(types, prog=f"semioffline {command}", allow_abbrev=False, add_help=False)
+    names = {action.dest for action in parser._actions}
+    recipe, argv = take_recipe(argv)
+    if shared_recipe:
+        recipe.pop("method", None)
+    for key in sorted(map(str, recipe.keys() - names)) if unread == "reject" else ():
+        if not (shared_recipe and readers(key)):
+            raise unread_setting("key in the recipe", key, names)
+    given = (defaults or {}) | {key: value for key, value in recipe.items() if key in names}
     *parsed, rest = parser.parse_args_into_dataclasses(
-        args=_as_flags(given) + argv, return_remaining_strings=True, look_for_args_file=False
+        args=as_flags(given) + argv, return_remaining_strings=True, look_for_args_file=False
     )
-    if rest and strict:
+    if rest and unread == "reject":
         if not rest[0].startswith("-"):
-            raise UserError(f"'{rest[0]}' stands alone: every setting is --name value")
-        raise unknown("option", rest[0].split("=")[0].lstrip("-"), names)
+            raise UserError(f"'{rest[0]}' is not an option: every setting is --name value")
+        raise unread_setting("option", rest[0].split("=")[0].lstrip("-"), names)
     for data in (options for options in parsed if isinstance(options, DataOptions)):
         data.model = next((options.model for options in parsed if isinstance(options, ModelOptions)), None)
     return tuple(parsed[: len(types)])
 
 
+def unread_setting(kind: str, name: str, names: Iterable[str]) -> UserError:
+    """The error for a setting that the command or its method does not read, with the nearest one that it does."""
+    error, others = unknown(kind, name, names), readers(name)
+    return UserError(f"{error} '{name}' is a setting of {', '.join(others)}.") if others else error
+
+
 def at_least(least: int, options: Any, *names: str) -> None:
-    """Refuse numbers of these options that are smaller; what is not given is left alone."""
+    """Reject numbers of these options that are smaller; those that are not given are allowed."""
     for name in names:
         value = getattr(options, name)
         for number in value if isinstance(value, list) else [value]:
@@ -130,10 +170,11 @@ def at_least(least: int, options: Any, *names: str) -> None:
                 raise UserError(f"--{name} {number} must be at least {least}")
 
 
-def _take_config(argv: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
+def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
+    """The settings of `--config recipe.yaml`, and the other words of the command line."""
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" not in argv:
-        return None, argv
+        return {}, argv
     at = argv.index("--config")
     if at + 1 == len(argv):
         raise UserError("--config needs the path of a recipe")
@@ -149,7 +190,8 @@ def _take_config(argv: list[str]) -> tuple[dict[str, Any] | None, list[str]]:
     return recipe, argv[:at] + argv[at + 2 :]
 
 
-def _as_flags(settings: dict[str, Any]) -> list[str]:
+def as_flags(settings: Recipe) -> list[str]:
+    """Settings as the words of a command line."""
     flags = []
     for key, value in settings.items():
         if value is None or value == [] or value == "":

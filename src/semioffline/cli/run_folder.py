@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from semioffline import __version__
-from semioffline.data.candidates import write_aside
 from semioffline.errors import UserError
+from semioffline.evaluation.results import MetricResult
+from semioffline.files import write_atomically
 
 _SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}
 _SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test_file", "--reward"), "")
@@ -112,7 +114,7 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
 
 def write_settings(folder: Path, *options: Any) -> None:
     """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
-    write_aside(folder / "config.yaml", yaml.safe_dump(settings_of(*options), sort_keys=True))
+    write_atomically(folder / "config.yaml", yaml.safe_dump(settings_of(*options), sort_keys=True))
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
 
 
@@ -126,14 +128,14 @@ def settings_of(*options: Any) -> dict[str, Any]:
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
-    write_aside(folder / "result.json", json.dumps(result, indent=1))
+    write_atomically(folder / "result.json", json.dumps(result, indent=1))
 
 
-def print_metrics(title: str, metrics: dict[str, dict[str, Any]]) -> None:
+def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:
     """One line a metric: mean over inputs (or value over the whole set) and 95 % interval. Signatures: result.json."""
     table = Table(title=title)
     for column in ("metric", "value", "95 % interval", "inputs"):
         table.add_column(column, justify="left" if column == "metric" else "right")
     for name, m in metrics.items():
-        table.add_row(name, f"{m['mean']:.4f}", f"{m['low']:.4f} – {m['high']:.4f}", str(m["inputs"]))
+        table.add_row(name, f"{m.mean:.4f}", f"{m.low:.4f} – {m.high:.4f}", str(m.inputs))
     Console().print(table)

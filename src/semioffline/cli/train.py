@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,22 @@ import yaml
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, Recipe, at_least, parse, take_recipe, wants_help
 from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
-from semioffline.config import SemiOfflineConfig, option
+from semioffline.config import MethodConfig, defining_settings, setting
 from semioffline.errors import UserError, changes
-from semioffline.evaluation.metrics import write_predictions
-from semioffline.methods import check_method, load_method, method_names
+from semioffline.evaluation.results import write_predictions
+from semioffline.methods.registry import config_class, load_method, method_names
 
 
 @dataclass
 class TrainOptions:
-    reward: list[str] = option(
-        [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
+    reward: list[str] = setting(
+        [], "Reward by name, file.py:function, module:function or model:NAME; several are added.", "Reward"
     )
-    resume: bool = option(False, "Go on from the last complete checkpoint, or start when there is none.")
-    lora_r: int | None = option(None, "Train LoRA adapters of this rank instead of all weights (needs peft).")
-    lora_alpha: int = option(32, "Scale of the adapters.")
+    resume: bool = setting(False, "Continue from the last complete checkpoint, if there is one.", "Training", free=True)
+    lora_r: int | None = setting(None, "Train LoRA adapters of this rank instead of all weights.", "Model")
+    lora_alpha: int = setting(32, "Scale of the adapters.", "Model")
 
     def adapter(self) -> Any:
         if self.lora_r is None:
@@ -41,8 +41,8 @@ class TrainOptions:
 
 
 def run(argv: list[str]) -> None:
-    if argv and argv[0] in ("-h", "--help"):
-        argv = ["semi_offline", "--help"]
+    if argv and argv[0] in ("-h", "--help", "--help-all"):
+        argv = ["semi_offline", argv[0]]
     if not argv or argv[0].startswith("-"):
         raise UserError(f"which method? semioffline train METHOD, with METHOD one of {', '.join(method_names())}")
     method, argv = argv[0], argv[1:]
@@ -51,38 +51,36 @@ def run(argv: list[str]) -> None:
     train(data, model, options, args, folder)
 
 
-def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]:
+def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, MethodConfig]:
     """The task's settings are defaults; the recipe and the flags override them."""
-    types = [DataOptions, ModelOptions, TrainOptions, SemiOfflineConfig]
-    check_method(method)
-    if {"-h", "--help"} & set(argv):
-        parse("train METHOD", types, ["--help"])
-    first_data, first_model = parse("train", types[:2], argv, strict=False)
+    types = [DataOptions, ModelOptions, TrainOptions, config_class(method)]
+    command = f"train {method}"
+    named = method if wants_help(argv) else take_recipe(argv)[0].get("method", method)
+    if named != method:
+        raise UserError(f"the recipe says method={named}, the command says {method}")
+    first_data, first_model = parse(command, types[:2] if not wants_help(argv) else types, argv, unread="ignore")[:2]
     task, on_cpu = first_data.load_task(), first_model.checked_device() == "cpu"
     defaults = {**task.settings, "eval_metrics": list(task.metrics), "reward": [task.reward] if task.reward else None}
-    defaults |= {"method": method} | ({"use_cpu": True} if on_cpu else {})
-    data, model, options, args = parse("train", types, argv, defaults)
-    if method != args.method:
-        raise UserError(f"the recipe says method={args.method}, the command says {method}")
+    defaults |= {"use_cpu": True} if on_cpu else {}
+    data, model, options, args = parse(command, types, argv, defaults, shared_recipe=True)
     if args.resume_from_checkpoint is not None:
         raise UserError("--resume_from_checkpoint: say --resume, which takes the last complete one in --output_dir")
     return data, model, options, args
 
 
-def _check_same_run(folder: Path, now: dict[str, Any]) -> None:
-    """--resume goes on with a run; it must not turn one into another. How long it is, how it is looked at, and on what
-    it runs may change."""
+def _check_same_run(folder: Path, now: Recipe, names: set[str]) -> None:
+    """Refuse to resume a run with other settings. Its length, evaluation and hardware may change."""
     path = folder / "config.yaml"
     before = yaml.safe_load(path.read_text()) if path.exists() else None
     kept = get_last_checkpoint(str(folder)) is not None or (folder / "result.json").exists()
     if not kept or not isinstance(before, dict):  # there is nothing to go on with
         return
-    told = changes(_whole_paths(before), _whole_paths(now), _SAME & before.keys())
+    told = changes(_whole_paths(before), _whole_paths(now), names & before.keys())
     if told:
         raise UserError(f"--resume: {folder} is a run with other settings ({told}): name another folder")
 
 
-def _whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
+def _whole_paths(settings: Recipe) -> Recipe:
     return settings | {
         name: str(Path(settings[name]).resolve())
         for name in ("model", "data_dir", "train_file")
@@ -90,30 +88,19 @@ def _whole_paths(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_FREE = {"resume", "eval_limit", "validation_file", "test_file", "eval_metrics", "num_beams", "length_penalty"}
-_FREE |= {"no_repeat_ngram_size", "min_new_tokens", "early_stopping_patience", "log_completions", "disable_tqdm"}
-_FREE |= {"num_completions_to_print", "logging_nan_inf_filter", "logging_steps", "remove_unused_columns"}
-_FREE |= {"ddp_find_unused_parameters", "reward_timeout", "overlap_rewards", "reward_workers", "share_prompt"}
-_FREE |= {"pad_to_multiple_of", "cuda_graphs"}
-_SAME = {"model", "dtype", "seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim"}
-_SAME |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"}
-_SAME |= {"train_sampling_strategy", *SemiOfflineConfig.__annotations__}
-_SAME = (_SAME | {field.name for kind in (DataOptions, TrainOptions) for field in fields(kind)}) - _FREE
-"""What makes a run the one that it is."""
-
-
-def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: SemiOfflineConfig, folder: Path) -> dict:
+def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: MethodConfig, folder: Path) -> None:
     """Train, save folder/model, evaluate on the validation split if there is one, write result.json."""
     from semioffline.training.trainer import SemiOfflineTrainer
 
     if options.resume:
-        _check_same_run(folder, settings_of(data, model, options, args))
+        names = defining_settings(DataOptions, TrainOptions, type(args)) | {"model", "dtype", "method"}
+        _check_same_run(folder, settings_of(data, model, options, args), names)
     task = data.load_task()
     rows = task.load(data.source(args.seed), "train")
     dev = task.load(data.source(args.seed, data.eval_limit), "validation") if data.has("validation") else None
     set_seed(args.seed)  # an adapter's weights are drawn when it is added
     policy = model.load(peft_config=options.adapter(), share_prompt=args.share_prompt)
-    needs_reward = load_method(args.method, args).needs_reward
+    needs_reward = load_method(args).needs_reward
     if needs_reward and not options.reward:
         raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev)
@@ -135,10 +122,10 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: S
     if dev is not None:
         evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
         if trainer.accelerator.is_main_process:
-            result["metrics"] = evaluation.result(seed=args.seed)
+            metrics = evaluation.result(seed=args.seed)
+            result["metrics"] = {name: metric.to_json() for name, metric in metrics.items()}
             write_predictions(folder / "predictions.jsonl", evaluation, trainer.eval_dataset)
-            print_metrics(f"{args.method}: validation", result["metrics"])
+            print_metrics(f"{args.method}: validation", metrics)
     if trainer.accelerator.is_main_process:
         write_result(folder, result)
         print(f"{result['steps']} steps in {result['seconds']:.1f} s; model in {folder / 'model'}")
-    return result

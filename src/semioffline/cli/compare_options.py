@@ -1,0 +1,159 @@
+"""The options of `compare`, and how they become one config for each method."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from semioffline.cli.options import (
+    DataOptions,
+    ModelOptions,
+    Recipe,
+    as_flags,
+    at_least,
+    parse,
+    take_recipe,
+    unread_setting,
+)
+from semioffline.config import MethodConfig, setting, setting_names
+from semioffline.errors import UserError, unknown
+from semioffline.experiments.plan import START
+from semioffline.methods.registry import check_method, config_class
+from semioffline.policy.decoding import Decoding
+
+OWN = ("seeds", "steps")
+"""What --settings may say about a method that is not one of its settings."""
+METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
+
+
+@dataclass
+class CompareOptions:
+    methods: list[str] = setting(
+        METHODS, "What is compared, all from the same M-FT start; METHOD@LABEL is METHOD with settings of its own."
+    )
+    reward: list[str] = setting(
+        [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
+    )
+    seeds: list[int] = setting([0], "One run for each; a method's own `seeds` (or `steps`) in --settings go first.")
+    budget_seconds: float = setting(60.0, "Seconds of training for each method.")
+    budget_steps: int | None = setting(None, "Steps for each method, instead of seconds.")
+    start_steps: int = setting(300, "Steps of the M-FT stage that all start from; 0: --model is that start already.")
+    start_learning_rate: float = setting(2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).")
+    unseen_inputs: int | None = setting(
+        None, "The M-FT stage leaves out so many training inputs, and all methods train on these alone."
+    )
+    num_candidates: int = setting(8, "Candidates for each input, for the methods that need them.")
+    candidate_temperature: float = setting(1.0, "Their temperature: the lower, the more alike the most likely text.")
+    candidate_rows: int | None = setting(None, "Take only so many training inputs, where candidates are needed.")
+    settings: str = setting("{}", 'Settings of single methods, as JSON: {"avg": {"num_samples": 8}}.')
+    evaluations: int = setting(6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...")
+    keep: str = setting("best", "Which of these looks is tested: best (by the reward on validation) | last.")
+    jobs: int = setting(
+        1, "Runs at a time, each a process; a budget in seconds is then planned by timing every method alone first."
+    )
+    beside: list[str] = setting(
+        [], "LABEL=FOLDER of other comparisons with the same start: METHOD@LABEL in the table are their runs."
+    )
+    only: str | None = setting(
+        None, "METHOD:SEED, start:SEED or timing: do this and make no table; table: make one of what is done."
+    )
+
+    def sampling(self, max_new_tokens: int) -> Decoding:
+        """How candidates are made."""
+        return Decoding(
+            do_sample=True,
+            temperature=self.candidate_temperature,
+            top_p=0.95,
+            max_new_tokens=max_new_tokens,
+            num_return_sequences=self.num_candidates,
+        )
+
+
+TYPES = [DataOptions, ModelOptions, CompareOptions]
+
+
+def read_command(
+    argv: list[str], defaults: Recipe
+) -> tuple[DataOptions, ModelOptions, CompareOptions, MethodConfig, dict[str, Recipe]]:
+    """The options of a comparison, the settings of its M-FT stage, and each method's own settings; all checked."""
+    data, model, options, args = parse("compare", [*TYPES, config_class("mft")], argv, defaults, unread="ignore")
+    listed = _listed(argv)
+    by_method = _by_method(options, args, listed)
+    _check_read(argv, [*options.methods, *listed])
+    return data, model, options, args, by_method
+
+
+def method_config(method: str, own: Recipe, argv: list[str], defaults: Recipe) -> MethodConfig:
+    """The config of one method: the shared settings that it reads, and its own."""
+    kind = config_class("mft" if method == START else method.partition("@")[0])
+    flags = as_flags({name: value for name, value in own.items() if name not in OWN})
+    return parse("compare", [*TYPES, kind], [*argv, *flags], defaults, unread="ignore")[3]
+
+
+def _check_read(argv: list[str], methods: list[str]) -> None:
+    """A shared setting goes to the methods that read it; one that none of them reads is rejected."""
+    recipe, words = take_recipe(argv)
+    names = {field.name for kind in TYPES for field in fields(kind)} | setting_names(config_class("mft"))
+    for method in methods:
+        names |= setting_names(config_class(method.partition("@")[0]))
+    flags = [word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")]
+    for kind, given in (("key in the recipe", map(str, recipe)), ("option", flags)):
+        for name in given:
+            if name not in names and name.removeprefix("no_") not in names:
+                raise unread_setting(kind, name, names)
+
+
+def _listed(argv: list[str]) -> list[str]:
+    """The methods of the recipe, whatever --methods says."""
+    recipe, _ = take_recipe(argv)
+    listed = recipe.get("methods", METHODS) if recipe else []
+    return [str(listed)] if not isinstance(listed, list) else listed
+
+
+def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -> dict[str, Recipe]:
+    """Each method's own settings, those of METHOD before those of METHOD@LABEL. All names are checked here.
+
+    listed: the recipe's methods. --methods may leave some of them out; their settings are then not used.
+    """
+    if not options.reward:
+        raise UserError("methods are compared by a reward: give --reward (a name, file.py:function or model:NAME)")
+    for method in options.methods:
+        check_method(method.partition("@")[0])
+    if options.keep not in ("best", "last"):
+        raise unknown("choice for --keep", options.keep, ["best", "last"])
+    at_least(1, options, "jobs", "evaluations", "budget_steps", "num_candidates", "candidate_rows")
+    at_least(0, options, "start_steps", "seeds")
+    if not 0 < options.budget_seconds < math.inf:
+        raise UserError(f"--budget_seconds {options.budget_seconds} must be positive")
+    if args.early_stopping_patience is not None:
+        raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
+    options.sampling(1)
+    try:
+        given = json.loads(options.settings)
+    except json.JSONDecodeError as error:
+        raise UserError(f"--settings is not JSON: {error}") from error
+    _check_shape(given)
+    bases = [method.partition("@")[0] for method in options.methods]
+    for method in given:
+        if method not in [START, *options.methods, *bases, *listed, *(name.partition("@")[0] for name in listed)]:
+            raise unknown("method in --settings", method, [START, *options.methods])
+    for method, own in given.items():
+        names = setting_names(config_class("mft" if method == START else method.partition("@")[0]))
+        for name in own.keys() - names - set(OWN):
+            raise unread_setting(f"setting of {method}", name, names)
+    found = {m: given.get(base, {}) | given.get(m, {}) for m, base in zip(options.methods, bases, strict=True)}
+    return found | {START: {k: v for k, v in given.get(START, {}).items() if k not in OWN}}
+
+
+def _check_shape(given: Any) -> None:
+    """Of --settings: {method: {name: value}}, with seeds and steps as they are used here."""
+    if not isinstance(given, dict) or not all(isinstance(own, dict) for own in given.values()):
+        raise UserError('--settings must be a map of methods to maps of settings: {"avg": {"num_samples": 8}}')
+    for method, own in given.items():
+        seeds, steps = own.get("seeds", [0]), own.get("steps")
+        if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+            raise UserError(f"--settings: the seeds of {method} must be a list of numbers, not {seeds}")
+        if steps is not None and (type(steps) is not int or steps < 1):
+            raise UserError(f"--settings: the steps of {method} must be a positive number, not {steps}")

@@ -1,0 +1,180 @@
+"""What all runs of a comparison share: the M-FT checkpoint that they start from, and the training rows."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from semioffline.cli.compare_options import CompareOptions
+from semioffline.cli.demo import initial_policy
+from semioffline.cli.options import DataOptions, ModelOptions
+from semioffline.config import MethodConfig
+from semioffline.errors import UserError
+from semioffline.files import write_atomically
+from semioffline.methods.registry import load_method
+from semioffline.scoring.reward_set import RewardSet, check_names
+
+PREPARATION = "preparation.json"
+
+
+def prepare(
+    data: DataOptions, model: ModelOptions, options: CompareOptions, settings: Any, first: Any, folder: Path, say: Any
+) -> tuple[Path, Any]:
+    """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them.
+    first: the settings of the M-FT stage."""
+    from semioffline.data.candidates import check_settings
+    from semioffline.tasks.files import load_rows
+    from semioffline.training.trainer import SemiOfflineTrainer
+
+    check_names(options.reward)
+    start = folder / "start" / "model"
+    if options.start_steps == 0:
+        if model.model is None:
+            raise UserError("--start_steps 0 needs --model: a model that was fine-tuned with masks")
+        if options.unseen_inputs is not None:
+            raise UserError("--unseen_inputs are left out of the M-FT stage, and --start_steps 0 has none")
+        start = Path(model.model)
+    chosen = [load_method(settings(method, output_dir=str(folder))) for method in options.methods]
+    needs = any(method.needs_candidates or method.static_target != "ground_truth" for method in chosen)
+    args = first(max_steps=max(options.start_steps, 1))
+    made = (start / "config.json").exists()
+    noted, wanted = start.parent / "settings.json", _start_made_with(data, model, options, args, first)
+    if options.start_steps and made:
+        check_settings(noted, wanted, "a start")
+    if needs and made:
+        before = _made_before(_made_with(data, options, args), data, options, folder)
+        if before is not None:
+            return start, _with_any(load_rows(before), say)
+    task = data.load_task()
+    seen = rows = task.load(data.source(args.seed), "train")
+    if options.unseen_inputs is not None:
+        seen, rows = _divide(rows, options.unseen_inputs, args.seed)
+    if options.start_steps and not made:
+        say("start: M-FT")
+        noted.parent.mkdir(exist_ok=True)
+        noted.unlink(missing_ok=True)  # of one that was never finished
+        check_settings(noted, wanted, "a start")
+        rate = first.keywords.get("learning_rate", options.start_learning_rate)
+        args = first(max_steps=options.start_steps, learning_rate=rate, eval_on_start=False)
+        trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, seen)
+        with _noting_seconds(folder, "M-FT"):
+            trainer.train()
+        trainer.save_model(str(start))
+    if needs and "candidates" not in rows.column_names:
+        rows = _with_candidates(data, model, options, args, folder, start, rows, say)
+    return start, rows
+
+
+def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
+    """The candidates that were made for all runs: one run by itself (--only METHOD:SEED) does not look at everything
+    again. None: it must."""
+    from semioffline.data.candidates import OUTPUT
+
+    path, told = folder / "candidates" / OUTPUT, folder / "candidates" / "settings.json"
+    if options.only in (None, "timing") or str(options.only).startswith("start:") or data.train_file is not None:
+        return None
+    if not (path.exists() and told.exists()):
+        return None
+    before = json.loads(told.read_text())
+    return path if {name: before.get(name) for name in wanted} == wanted else None
+
+
+def _training_data(data: DataOptions) -> dict[str, Any]:
+    return {k: v for k, v in asdict(data).items() if k not in ("eval_limit", "validation_file", "test_file")}
+
+
+def _made_with(data: DataOptions, options: CompareOptions, args: MethodConfig) -> dict[str, Any]:
+    """What candidates depend on, beside the model."""
+    names = ("reward", "unseen_inputs", "num_candidates", "candidate_temperature", "candidate_rows")
+    own = {"bf16": bool(args.bf16), "seed": args.seed} | {name: getattr(options, name) for name in names}
+    return _training_data(data) | _lengths(args) | own
+
+
+def _lengths(args: MethodConfig) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("max_prompt_length", "max_completion_length", "truncation_side")}
+
+
+def _start_made_with(
+    data: DataOptions, model: ModelOptions, options: CompareOptions, args: MethodConfig, first: Any
+) -> dict[str, Any]:
+    """What is said of the M-FT stage alone, and how its texts are cut."""
+    names = ("start_steps", "start_learning_rate", "unseen_inputs")
+    own = {name: value for name, value in first.keywords.items() if name != "output_dir"}
+    own = {name: getattr(options, name) for name in names} | own
+    return _training_data(data) | _lengths(args) | {"model": model.model} | own
+
+
+@contextmanager
+def _noting_seconds(folder: Path, what: str) -> Iterator[None]:
+    """Of what all methods share, which their budget does not count."""
+    began = time.perf_counter()
+    yield
+    known = seconds_before(folder) | {what: time.perf_counter() - began}
+    write_atomically(folder / PREPARATION, json.dumps(known, indent=1))
+
+
+def seconds_before(folder: Path) -> dict[str, float]:
+    """Seconds that the shared stages took."""
+    path = folder / PREPARATION
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _divide(rows: Any, number: int, seed: int) -> tuple[Any, Any]:
+    """(the rows of all other inputs, the rows of `number` inputs)"""
+    prompts = [str(prompt) for prompt in rows["prompt"]]
+    inputs = list(dict.fromkeys(prompts))
+    if not 0 < number < len(inputs):
+        raise UserError(f"unseen_inputs={number} must leave inputs to both stages: there are {len(inputs)}")
+    left_out = set(random.Random(seed).sample(inputs, number))
+    kept = [[n for n, prompt in enumerate(prompts) if (prompt in left_out) is out] for out in (False, True)]
+    return rows.select(kept[0]), rows.select(kept[1])
+
+
+def _first_policy(data: DataOptions, model: ModelOptions, seed: int) -> Any:
+    if model.model is None and data.task != "ads":
+        raise UserError(f"--task {data.task} needs --model")
+    return initial_policy(model, seed)
+
+
+def _with_candidates(
+    data: DataOptions, model: ModelOptions, options: CompareOptions, args: MethodConfig, folder: Path, start: Path,
+    rows: Any, say: Any,
+) -> Any:  # fmt: skip
+    import torch
+
+    from semioffline.data.candidates import write_candidates
+    from semioffline.data.examples import Examples
+    from semioffline.data.lengths import text_limits
+    from semioffline.tasks.files import load_rows
+
+    say(f"candidates: {options.num_candidates} for each input")
+    if options.candidate_rows is not None:
+        rows = rows.shuffle(seed=args.seed).select(range(min(options.candidate_rows, len(rows))))
+    device = model.checked_device()
+    policy = ModelOptions(str(start), model.device, model.dtype).load().to(device)
+    if args.cuda_graphs:
+        policy.replay_decoding(must=False)
+    limits = text_limits(policy, args)
+    examples = Examples(rows, policy, *limits, args.truncation_side)
+    decoding = options.sampling(limits[1])
+    rewards = RewardSet(options.reward, args.reward_weights, device=device)
+    where = (folder / "candidates", _made_with(data, options, args), args.per_device_eval_batch_size, 1024, args.seed)
+    half = torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16))  # as training decodes
+    begun = where[0].exists()  # then nobody knows how long it took in all
+    with half, nullcontext() if begun else _noting_seconds(folder, "candidates"):
+        path = write_candidates(policy, examples, rows, decoding, rewards, *where)
+    return _with_any(load_rows(path), say)
+
+
+def _with_any(rows: Any, say: Any) -> Any:
+    """Without the rows for which the model wrote nothing that could be scored."""
+    kept = rows.filter(bool, input_columns="candidates")
+    if len(kept) < len(rows):
+        say(f"{len(rows) - len(kept)} of {len(rows)} rows have no candidate and are left out")
+    return kept
