@@ -1,5 +1,5 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
-# make tables: the tables of the pages in docs, made again from the results that they name.
+# make tables: fill the tables of README.md and docs from the JSON results that they name.
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
@@ -14,7 +14,7 @@ test: .venv/ready lint types
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; }
 
 tables: .venv/ready
-	$(BIN)/semioffline report --pages README.md docs/*.md
+	$(BIN)/python -m benchmarks.pages README.md docs/*.md
 
 lint: .venv/ready
 	$(BIN)/ruff check .

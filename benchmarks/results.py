@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from semioffline.cli.compare import METHODS
+from semioffline.cli.compare_options import METHODS
 from semioffline.tasks.files import load_rows
 
 
@@ -74,13 +74,10 @@ def beyond(rate: float) -> list[str]:
 def more() -> list[str]:
     """The same, with what is done differently, not only more or less of it."""
     settings: dict[str, dict[str, Any]] = {
-        "complementary": {"mask_pattern": "complementary"},
         "rate-falls": {"mask_rate": 0.6, "mask_rate_end": 0.1},
         "rate-rises": {"mask_rate": 0.2, "mask_rate_end": 0.6},
         "leave-one-out": {"baseline": "leave_one_out"},
         "standardised": BEYOND["standardised"],
-        "refresh-10": {"refresh_every": 10},
-        "refresh-100": {"refresh_every": 100},
     }
     own = labelled(settings) | {"brio+semi_offline": {}, "semi_offline": {}}
     return methods(list(own), {name: values | {"seeds": [0, 1]} for name, values in own.items()}, 400, 2)
@@ -99,15 +96,11 @@ LIKELY = {
 }
 LONGEST: dict[str, dict[str, Any]] = {"semi_offline": BEYOND["standardised"] | {"eos_after": 4, "draw_end": True}}
 """What helped, together. With its candidates it takes as long as the M-FT stage."""
-ALIKE = {"semi_offline@alike": LONGEST["semi_offline"] | {"draw_alike": True}}
-"""Words for words only."""
 ONE_PASS: dict[str, dict[str, Any]] = {"mft": {}, "ft": {"seeds": [0]}, "gold": {"seeds": [0]}}
 """The other methods at one forward pass, for as long and on as many inputs."""
 NEAR: dict[str, dict[str, Any]] = {
     "semi_offline": {"rl_ratio": 3},
     "semi_offline@draw-end": {"eos_after": 4, "draw_end": True},
-    "semi_offline@alike": {"rl_ratio": 10, "scale_rewards": True, "draw_alike": True},
-    "semi_offline@gold-anchor": {"rl_ratio": 1, "anchor": "gold"},
 }
 """Beside the worst of 16 texts, which is far from what the model writes."""
 KEPT = ("data-plus", "random-candidate", "ground-truth", "mask-0.2", "masked-mle")
@@ -148,7 +141,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "samsum-smollm2-more": ("compare-samsum-smollm2", "samsum-smollm2-unseen", "samsum", 5, more()),
     # texts near to what the model would write: that is what it will see when it decodes greedily
     "samsum-smollm2-likely": (*SMOLLM2, 6, own_candidates(0.3, 1_000_000, 45, LIKELY)),
-    "samsum-smollm2-longest": (*SMOLLM2, 5, own_candidates(1.0, 10_000, 70, LONGEST | ALIKE | ONE_PASS)),
+    "samsum-smollm2-longest": (*SMOLLM2, 5, own_candidates(1.0, 10_000, 70, LONGEST | ONE_PASS)),
     "samsum-smollm2-longest-likely": (*SMOLLM2, 5, own_candidates(0.3, 10_000, 70, LONGEST)),
     "samsum-flan-t5-weights": ("compare-samsum-flan-t5", "samsum-flan-t5", "samsum", 4, tune(5e-5)),
 }

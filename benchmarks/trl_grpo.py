@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 
 from semioffline.cli.run_folder import commit, versions
 from semioffline.rewards.rouge import Rouge
-from semioffline.tasks import Source, load_task
+from semioffline.tasks.registry import Source, load_task
 
 REWARD = Rouge()
 
@@ -144,7 +144,6 @@ def train_ours(args: argparse.Namespace, rows: Any, folder: str) -> tuple[Any, A
     model, tokenizer = load(args)
     settings = SemiOfflineConfig(
         **common(args, folder),
-        method="semi_offline",
         num_samples=args.samples,
         rl_ratio=args.rl_ratio,
         per_device_train_batch_size=args.prompts,

@@ -7,7 +7,7 @@ With your own model and data these are a few lines: `SemiOfflineTrainer("faceboo
 import argparse
 from typing import Any
 
-from semioffline import Policy, SemiOfflineConfig, SemiOfflineTrainer
+from semioffline import MFTConfig, Policy, SemiOfflineConfig, SemiOfflineTrainer
 from semioffline.tasks import ads
 
 parser = argparse.ArgumentParser()
@@ -29,13 +29,13 @@ def run(reward: Any, watch: tuple[str, ...] = ("click_rate", "facts_right"), **s
         "save_strategy": "no",
         "report_to": "none",
     }
-    args = SemiOfflineConfig(method="mft", max_steps=options.start_steps, learning_rate=2e-3, **shared)
+    args = MFTConfig(max_steps=options.start_steps, learning_rate=2e-3, **shared)
     start = SemiOfflineTrainer(policy, reward, args, rows["train"], rows["validation"])
     start.train()  # fine-tuning: the reward is only measured
     before = start.evaluate()
 
     rl = {"max_steps": options.steps, "learning_rate": 1e-3, "num_samples": 16, "rl_weight": 0.5, "logging_steps": 20}
-    args = SemiOfflineConfig(method="semi_offline", **(shared | rl | settings))
+    args = SemiOfflineConfig(**(shared | rl | settings))
     trainer = SemiOfflineTrainer(policy, reward, args, rows["train"], rows["validation"])
     trainer.train()
     after = trainer.evaluate()

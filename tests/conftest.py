@@ -16,8 +16,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from semioffline.algorithm.tensors import Batch
-from semioffline.config import SemiOfflineConfig
+from semioffline.config import MethodConfig
 from semioffline.data.examples import Collator, Examples
+from semioffline.methods.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.tasks import ads
 
@@ -194,11 +195,15 @@ def tiny_batch(tiny_data: Dataset) -> Any:
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """settings(**changes) -> a SemiOfflineConfig for the CPU."""
+    """settings(method="semi_offline", **changes) -> the config of a method, for the CPU; with an `observation`, that of
+    its ablations."""
     folder = str(tmp_path_factory.mktemp("run"))
 
-    def build(**changes: Any) -> SemiOfflineConfig:
-        return SemiOfflineConfig(output_dir=folder, use_cpu=True, report_to="none", **changes)
+    def build(method: str = "semi_offline", **changes: Any) -> MethodConfig:
+        if changes.get("observation") == "masked":
+            del changes["observation"]
+        method = "ablations" if "observation" in changes else method
+        return config_class(method)(output_dir=folder, use_cpu=True, report_to="none", **changes)
 
     return build
 

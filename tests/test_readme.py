@@ -28,7 +28,10 @@ def test_the_example_runs(tmp_path, monkeypatch, model):
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     short = "max_steps=2, use_cpu=True, disable_tqdm=True, "
-    exec(code.replace(MODEL, model).replace("SemiOfflineConfig(", f"SemiOfflineConfig({short}"), {})
+    code = code.replace(MODEL, model)
+    for name in ("MFTConfig(", "SemiOfflineConfig("):
+        code = code.replace(name, f"{name}{short}")
+    exec(code, {})
     assert list((tmp_path / "run-rl").glob("checkpoint-*"))
 
 
