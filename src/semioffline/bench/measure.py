@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput, Term
@@ -89,14 +89,16 @@ class Clock(TrainerCallback):
         self.seconds: list[float] = []
         self.started = 0.0
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.global_step >= self.warmup and (state.global_step - self.warmup) % self.window == 0:
             self._wait()
             if state.global_step == self.warmup and self.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             self.started = time.perf_counter()
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step > self.warmup and (state.global_step - self.warmup) % self.window == 0:
             self._wait()
             self.seconds.append((time.perf_counter() - self.started) / self.window)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 from tqdm import tqdm
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.tensors import Batch, Text
 from semioffline.errors import UserError, unknown
@@ -328,6 +328,8 @@ class Epochs(TrainerCallback):
 
     sampler: LikeLengths | None = None
 
-    def on_epoch_begin(self, args, state, control, **kwargs):
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.sampler is not None:
             self.sampler.set_epoch(int(state.epoch or 0))
