@@ -19,7 +19,7 @@ from semioffline.cli.options import ModelOptions
 from semioffline.data.examples import Collator, Examples
 from semioffline.policy import generation
 from semioffline.policy.decoding import Decoding
-from semioffline.tasks.files import load_rows
+from semioffline.tasks.reading.rows import load_rows
 
 KEYS, NUCLEUS = generation.shared_keys, sampling._nucleus
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.cli.compare_options import METHODS
-from semioffline.tasks.files import load_rows
+from semioffline.tasks.reading.rows import load_rows
 
 
 def variants(settings: dict[str, dict[str, Any]], looks: int = 4) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from pages import blocks, check_commands
 from semioffline.rewards.registry import FAMILIES, load_reward
 from semioffline.scoring.named import reward_names
-from semioffline.scoring.scorer import RewardSet
+from semioffline.scoring.reward_set import RewardSet
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "start.py")

@@ -27,7 +27,8 @@ from semioffline.cuda.trunk import (
 from semioffline.cuda.update import MOST_UPDATES, ReplayedUpdate, Updates, replay_updates
 from semioffline.errors import UserError
 from semioffline.methods.registry import load_method
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 KINDS = ["bart", "t5", "llama", "gpt2"]
 

@@ -30,9 +30,9 @@ from semioffline.data.candidates import OUTPUT, write_candidates
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.policy.decoding import Decoding
-from semioffline.scoring.scorer import RewardSet
+from semioffline.scoring.reward_set import RewardSet
 from semioffline.tasks.ads import click_rate
-from semioffline.tasks.files import load_rows
+from semioffline.tasks.reading.rows import load_rows
 
 MANY = 4
 DECODINGS = {

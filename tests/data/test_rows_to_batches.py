@@ -12,7 +12,8 @@ from semioffline.data.examples import Collator, Examples, LikeLengths, check_col
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
 from semioffline.policy.policy import Policy
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 ROWS = {
     "prompt": ["name : zorvia", "name : lumora | category : lamps"],

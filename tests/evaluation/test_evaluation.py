@@ -18,7 +18,7 @@ from semioffline.evaluation.results import Evaluation, write_predictions
 from semioffline.evaluation.statistics import bootstrap_interval, corpus_value, paired_p_value
 from semioffline.policy.decoding import Decoding
 from semioffline.rewards.registry import load_reward
-from semioffline.scoring.scorer import RewardSet
+from semioffline.scoring.reward_set import RewardSet
 
 GREEDY = Decoding(max_new_tokens=8)
 BEAM = Decoding(num_beams=3, max_new_tokens=8)

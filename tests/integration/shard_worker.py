@@ -17,7 +17,8 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Collator, Examples
 from semioffline.methods.registry import load_method
 from semioffline.policy.policy import Policy
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 METHODS = ("mft", "semi_offline")
 SIZE = 8

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from semioffline.cli import main
-from semioffline.tasks.ads import TASK, Source, best_single_wording
+from semioffline.tasks.ads import TASK, best_single_wording
+from semioffline.tasks.registry import Source
 
 
 @pytest.mark.slow

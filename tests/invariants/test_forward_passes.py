@@ -4,7 +4,8 @@ import pytest
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.methods.semi_offline import Method
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 
 def constant(completions, **kwargs):

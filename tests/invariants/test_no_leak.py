@@ -8,7 +8,8 @@ import torch
 from semioffline.algorithm.masking import hide, mask_uniforms
 from semioffline.algorithm.randomness import Randomness
 from semioffline.methods.semi_offline import Method
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 KINDS = ["bart", "t5", "t5_tied", "llama", "gpt2"]
 RANDOMNESS = Randomness(seed=0, step=3)

@@ -14,7 +14,8 @@ from semioffline.methods.base import BaseMethod
 from semioffline.methods.on_policy import sample_texts
 from semioffline.methods.registry import load_method
 from semioffline.policy.policy import Policy
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 from semioffline.tasks import ads
 
 

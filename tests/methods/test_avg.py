@@ -11,7 +11,8 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.errors import UserError
 from semioffline.methods.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
 from semioffline.methods.registry import load_method
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 
 def vowels(completions, **kwargs):

@@ -12,7 +12,8 @@ from semioffline.algorithm.tensors import Row
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.methods.registry import load_method
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 from semioffline.tasks import ads
 
 NAN = math.nan

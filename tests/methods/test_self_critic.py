@@ -6,7 +6,8 @@ import torch
 from semioffline.algorithm.randomness import Randomness
 from semioffline.methods.on_policy import greedy_texts, rows_of, sample_texts, sampled_log_p, sampled_row
 from semioffline.methods.registry import load_method
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 
 def length(completions, **kwargs):

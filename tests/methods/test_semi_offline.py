@@ -10,7 +10,8 @@ from semioffline.algorithm.tensors import Row
 from semioffline.errors import UserError
 from semioffline.methods.registry import load_method
 from semioffline.methods.schedule import scheduled_rate
-from semioffline.scoring.scorer import RewardSet, Scorer, Scores
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer, Scores
 
 K = 6
 RANDOMNESS = Randomness(seed=0, step=3)

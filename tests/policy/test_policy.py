@@ -24,7 +24,8 @@ from semioffline.methods.semi_offline import Method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import disable_dropout
 from semioffline.policy.policy import Policy
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 SEQ2SEQ = ["bart", "mbart", "marian", "pegasus", "t5", "t5_tied"]
 PACKED = ["llama", "llama_tied", "qwen2", "gpt2", "opt"]

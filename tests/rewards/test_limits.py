@@ -11,7 +11,7 @@ from semioffline.errors import UserError
 from semioffline.rewards.limits import Retry, TimeLimit, time_limit
 from semioffline.rewards.registry import reward_name
 from semioffline.rewards.rouge import Rouge
-from semioffline.scoring.scorer import RewardSet
+from semioffline.scoring.reward_set import RewardSet
 
 COLUMNS = {"completions": ["a", "b b"], "prompts": ["x", "y"]}
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from semioffline.errors import UserError
 from semioffline.rewards.model import ModelReward
 from semioffline.rewards.registry import load_reward
-from semioffline.scoring.scorer import RewardSet
+from semioffline.scoring.reward_set import RewardSet
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "green", "blue", "shoe", "lamp"]
 PROMPTS = ["shoe", "lamp lamp", "red lamp", "blue"]

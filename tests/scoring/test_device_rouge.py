@@ -14,7 +14,8 @@ from semioffline.rewards.rouge import Rouge
 from semioffline.scoring import device_rouge
 from semioffline.scoring.device_rouge import DeviceRouge, on_device
 from semioffline.scoring.fast_decode import FastDecoder
-from semioffline.scoring.scorer import RewardSet, Scorer
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer
 
 KINDS = ["byte-level", "metaspace", "word-level"]
 VARIANTS = ("rouge1", "rouge2", "rougeL")

@@ -20,8 +20,10 @@ import torch
 
 from semioffline.algorithm.tensors import Samples
 from semioffline.errors import UserError
+from semioffline.scoring.calls import RewardError
 from semioffline.scoring.pool import Part, Workers, cut, shared_pool, spare_workers
-from semioffline.scoring.scorer import RewardError, RewardSet, Scorer, describe
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.scorer import Scorer, describe
 from semioffline.scoring.worker import encode_message, read_message
 
 NAN = float("nan")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from semioffline.errors import UserError
-from semioffline.tasks.files import group_references, load_rows, parse_columns
+from semioffline.tasks.reading.rows import group_references, load_rows, parse_columns
 
 ROWS = [{"prompt": "a\u2028b", "completion": "A", "id": 1}, {"prompt": "c, \"d\"\n'e'", "completion": "ü", "id": 2}]
 

@@ -16,7 +16,7 @@ from semioffline.cli.help import print_help
 from semioffline.config import setting
 from semioffline.errors import UserError, unknown
 from semioffline.methods.registry import readers
-from semioffline.tasks.files import parse_columns
+from semioffline.tasks.reading.rows import parse_columns
 from semioffline.tasks.registry import Source, Task, load_task
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ def prepare(
     """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them.
     first: the settings of the M-FT stage."""
     from semioffline.data.candidates import check_settings
-    from semioffline.tasks.files import load_rows
+    from semioffline.tasks.reading.rows import load_rows
     from semioffline.training.trainer import SemiOfflineTrainer
 
     check_names(options.reward)
@@ -151,7 +151,7 @@ def _with_candidates(
     from semioffline.data.candidates import write_candidates
     from semioffline.data.examples import Examples
     from semioffline.data.lengths import text_limits
-    from semioffline.tasks.files import load_rows
+    from semioffline.tasks.reading.rows import load_rows
 
     say(f"candidates: {options.num_candidates} for each input")
     if options.candidate_rows is not None:

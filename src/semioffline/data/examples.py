@@ -17,7 +17,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from semioffline.algorithm.tensors import Batch, Text
 from semioffline.errors import UserError, unknown
-from semioffline.policy.policy import Encoded, Policy
+from semioffline.policy.policy import Policy
+from semioffline.policy.tokens import Encoded
 from semioffline.tasks.reading.messages import is_blank, text_problem
 
 logger = logging.getLogger(__name__)

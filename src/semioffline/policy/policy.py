@@ -38,11 +38,9 @@ from semioffline.policy.packing import (
     widen,
     without_ids,
 )
-from semioffline.policy.tokens import Codec, Encoded
+from semioffline.policy.tokens import Codec
 
 logger = logging.getLogger(__name__)
-TRUNCATION_SIDES = ("left", "right")
-__all__ = ["TRUNCATION_SIDES", "Encoded", "Policy"]
 
 
 class Policy(Codec, Generator, nn.Module):

@@ -18,14 +18,13 @@ from torch import Tensor
 from semioffline.algorithm.losses import equal_rewards
 from semioffline.algorithm.tensors import Batch, HostCopy, Samples, send
 from semioffline.policy.policy import Policy
-from semioffline.scoring.calls import RewardError, columns_for, repeat, reward_columns
+from semioffline.scoring.calls import columns_for, repeat, reward_columns
 from semioffline.scoring.device_rouge import on_device
 from semioffline.scoring.fast_decode import FastDecoder
 from semioffline.scoring.pool import Asked, shared_pool
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.worker import Group, PoolError, deal, texts_of
 
-__all__ = ["RewardError", "RewardSet", "Scorer", "Scores", "describe", "reward_columns"]
 logger = logging.getLogger(__name__)
 
 

@@ -3,14 +3,11 @@
 from typing import TYPE_CHECKING
 
 from semioffline.errors import UserError
-from semioffline.tasks.reading.places import VALIDATION
-from semioffline.tasks.reading.rows import group_references, load_rows, parse_columns
+from semioffline.tasks.reading.rows import load_rows
 from semioffline.tasks.registry import Source, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-__all__ = ["TASK", "VALIDATION", "group_references", "load_rows", "load_split", "parse_columns"]
 
 
 def load_split(source: Source, split: str) -> "Dataset":
