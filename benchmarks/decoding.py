@@ -52,10 +52,10 @@ def main() -> None:
     device = torch.device(options.checked_device())
     policy = options.load().to(device)
     if args.cuda_graphs:
-        policy.replay_decoding()
+        policy.generator.replay_decoding()
     rows = load_rows(args.rows).select(range(args.inputs))
     examples = Examples(rows, policy, *args.lengths, truncation_side="left")
-    source = Collator(policy.pad_id)([examples[n] for n in range(args.inputs)]).source
+    source = Collator(policy.tokens.pad_id)([examples[n] for n in range(args.inputs)]).source
     longest = args.lengths[1]
     sampled = Decoding(do_sample=True, top_p=0.95, max_new_tokens=longest, num_return_sequences=args.samples)
     numbers = torch.rand(args.inputs * args.samples, longest, generator=torch.Generator().manual_seed(0))

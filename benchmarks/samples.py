@@ -144,7 +144,7 @@ def main() -> None:
                     "best_reward": float(rewards.max(1).mean()),
                     "repetition": float(np.mean(repetition(completions=said))),
                     "pushed": [
-                        (str(trainer.policy.tokenizer.convert_ids_to_tokens(n)), float(pushes[n]))
+                        (str(trainer.policy.tokens.tokenizer.convert_ids_to_tokens(n)), float(pushes[n]))
                         for n in np.argsort(-pushes)[:PUSHED].tolist()
                     ],
                     "examples": [

@@ -188,7 +188,7 @@ def tiny_batch(tiny_data: Dataset) -> Any:
 
     def build(policy: Policy, size: int = 4) -> Batch:
         examples = Examples(tiny_data, policy, max_prompt_length=40, max_completion_length=40)
-        return Collator(policy.pad_id)([examples[n] for n in range(size)])
+        return Collator(policy.tokens.pad_id)([examples[n] for n in range(size)])
 
     return build
 

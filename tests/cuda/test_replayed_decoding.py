@@ -14,8 +14,9 @@ from transformers.utils import import_utils
 from semioffline.algorithm.tensors import Text
 from semioffline.cuda.decoding import ReplayedSteps, can_replay, replayed_steps
 from semioffline.errors import UserError
-from semioffline.policy import generation
+from semioffline.policy.attention import as_attention_mask
 from semioffline.policy.decoding import Decoding
+from semioffline.policy.generation import Generator
 
 KINDS = ["bart", "t5", "llama", "gpt2", "qwen2", "mistral", "gemma2", "opt", "bloom"]
 ON_CUDA = ["bart", "t5", "llama", "gpt2", "qwen2", "gemma2"]
@@ -101,20 +102,15 @@ def sources(policy: Any, tiny_batch: Any) -> list[Text]:
     return batches
 
 
-def recorded_by(monkeypatch: Any, recorder: Any) -> None:
-    monkeypatch.setattr(generation, "replayed_steps", partial(replayed_steps, record=recorder))
-
-
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("decoding", DECODINGS.values(), ids=DECODINGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_replayed_texts_are_plain_texts(tiny_policy, tiny_batch, monkeypatch, kind, decoding, half):
+def test_replayed_texts_are_plain_texts(tiny_policy, tiny_batch, kind, decoding, half):
     policy, recorder = tiny_policy(kind), Recorder()
     assert can_replay(policy.base)
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         expected = [generate(policy, source, decoding) for source in sources(policy, tiny_batch)]
-        recorded_by(monkeypatch, recorder)
-        policy.replays_decoding = True
+        policy.generator.replay_decoding(record=recorder)
         found = [generate(policy, source, decoding) for source in sources(policy, tiny_batch)]
     assert_alike(found, expected, half)
     assert len(recorder.replays) == 3
@@ -135,42 +131,38 @@ def assert_alike(found: list[list[list[int]]], expected: list[list[list[int]]], 
 
 @pytest.mark.parametrize("many", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["bart", "llama"])
-def test_few_tokens(tiny_policy, tiny_batch, monkeypatch, kind, many):
+def test_few_tokens(tiny_policy, tiny_batch, kind, many):
     """Fewer than are needed for a recording, or as many."""
     policy, decoding, recorder = tiny_policy(kind), Decoding(max_new_tokens=many), Recorder()
     source = tiny_batch(policy, 3).source
     expected = generate(policy, source, decoding)
-    recorded_by(monkeypatch, recorder)
-    policy.replays_decoding = True
+    policy.generator.replay_decoding(record=recorder)
     assert generate(policy, source, decoding) == expected
 
 
 @pytest.mark.parametrize("window", [6, 14, 4096])
 @pytest.mark.parametrize("kind", ["mistral", "gemma2"])
-def test_layers_that_look_at_the_last_tokens_only(tiny_policy, tiny_batch, monkeypatch, kind, window):
+def test_layers_that_look_at_the_last_tokens_only(tiny_policy, tiny_batch, kind, window):
     """The window is smaller than the prompt, is reached while decoding, or never."""
     policy = tiny_policy(kind, config={"sliding_window": window})
     source = tiny_batch(policy, 4).source
     expected = generate(policy, source, GREEDY)
-    recorded_by(monkeypatch, Recorder())
-    policy.replays_decoding = True
+    policy.generator.replay_decoding(record=Recorder())
     assert generate(policy, source, GREEDY) == expected
 
 
-def test_more_decoder_layers_than_encoder_layers(tiny_policy, tiny_batch, monkeypatch):
+def test_more_decoder_layers_than_encoder_layers(tiny_policy, tiny_batch):
     policy = tiny_policy("bart", config={"encoder_layers": 1, "decoder_layers": 3})
     source = tiny_batch(policy, 4).source
     expected = generate(policy, source, GREEDY)
-    recorded_by(monkeypatch, Recorder())
-    policy.replays_decoding = True
+    policy.generator.replay_decoding(record=Recorder())
     policy.base.generation_config.cache_implementation = "static"  # which is ours then
     assert generate(policy, source, GREEDY) == expected
 
 
-def test_weights_may_change_between_two_batches(tiny_policy, tiny_batch, monkeypatch):
+def test_weights_may_change_between_two_batches(tiny_policy, tiny_batch):
     policy, plain = tiny_policy("llama"), tiny_policy("llama")
-    recorded_by(monkeypatch, Recorder())
-    policy.replays_decoding = True
+    policy.generator.replay_decoding(record=Recorder())
     source = tiny_batch(policy, 3).source
     texts = []
     for number in range(3):
@@ -188,13 +180,12 @@ def asks_the_device(module: Any, args: Any) -> None:
     args[0].sum().item()
 
 
-def test_what_cannot_be_recorded_is_an_error(tiny_policy, tiny_batch, monkeypatch):
+def test_what_cannot_be_recorded_is_an_error(tiny_policy, tiny_batch):
     """A line, not all that CUDA says; running out of memory is something else."""
     policy = tiny_policy("llama")
-    policy.replays_decoding = True
     decoder, source = policy.base.get_decoder(), tiny_batch(policy, 3).source
     handle = decoder.layers[0].register_forward_pre_hook(asks_the_device)
-    recorded_by(monkeypatch, Recorder())
+    policy.generator.replay_decoding(record=Recorder())
     with pytest.raises(
         UserError, match=r"decoding step .* cannot be recorded \(operation not .* capturing\): do without"
     ):
@@ -204,42 +195,41 @@ def test_what_cannot_be_recorded_is_an_error(tiny_policy, tiny_batch, monkeypatc
     def fail(function: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    recorded_by(monkeypatch, fail)
+    policy.generator.replay_decoding(record=fail)
     with pytest.raises(torch.OutOfMemoryError):
         generate(policy, source, GREEDY)
-    policy.replays_decoding = False
-    assert generate(policy, source, GREEDY)
+    torch.manual_seed(3)
+    assert Generator(policy.model, policy.tokens, policy.trunk).generate(source, GREEDY)  # which replays nothing
 
 
 def test_arguments_that_a_recording_would_not_see_are_refused(tiny_policy):
     policy = tiny_policy("llama")
     decoder = policy.base.get_decoder()
     refused = pytest.raises(UserError, match="attention_mask=object cannot be recorded")
-    with replayed_steps(decoder, policy._as_attention_mask, Recorder()), refused:
+    with replayed_steps(decoder, partial(as_attention_mask, policy.base), Recorder()), refused:
         decoder(input_ids=torch.ones(1, 1, dtype=torch.long), attention_mask=object())
 
 
 def test_models_whose_steps_are_not_alike_are_not_replayed(tiny_policy, monkeypatch, caplog):
     policy = tiny_policy("llama")
     with pytest.raises(UserError, match="cuda_graphs needs a CUDA device, not cpu"):
-        policy.replay_decoding()
-    monkeypatch.setattr(generation.Generator, "device", torch.device("cuda"))
-    policy.replay_decoding()
-    assert policy.replays_decoding
+        policy.generator.replay_decoding()
+    monkeypatch.setattr(Generator, "device", torch.device("cuda"))
+    policy.generator.replay_decoding()
+    assert policy.generator.replays_decoding
     policy.base.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(UserError, match="cannot replay the decoding of LlamaForCausalLM"):
-        policy.replay_decoding()
-    policy.replay_decoding(must=False)
-    assert not policy.replays_decoding
+        policy.generator.replay_decoding()
+    policy.generator.replay_decoding(must=False)
+    assert not policy.generator.replays_decoding
     assert "cannot replay the decoding" in caplog.text
 
 
-def test_beams_are_not_replayed(tiny_policy, tiny_batch, monkeypatch):
+def test_beams_are_not_replayed(tiny_policy, tiny_batch):
     policy, decoding = tiny_policy("bart"), Decoding(max_new_tokens=12, num_beams=3)
     source, recorder = tiny_batch(policy, 3).source, Recorder()
     expected = generate(policy, source, decoding)
-    recorded_by(monkeypatch, recorder)
-    policy.replays_decoding = True
+    policy.generator.replay_decoding(record=recorder)
     assert generate(policy, source, decoding) == expected
     assert recorder.replays == []
 
@@ -249,7 +239,7 @@ def test_a_forward_of_its_own_comes_back(tiny_policy):
     policy = tiny_policy("llama")
     decoder = policy.base.get_decoder()
     own = decoder.forward = partial(type(decoder).forward, decoder)
-    with suppress(KeyError), replayed_steps(decoder, policy._as_attention_mask, Recorder()):
+    with suppress(KeyError), replayed_steps(decoder, partial(as_attention_mask, policy.base), Recorder()):
         assert isinstance(decoder.forward, ReplayedSteps)
         raise KeyError
     assert decoder.forward is own
@@ -265,7 +255,7 @@ def test_texts_replayed_by_cuda_are_plain_texts(tiny_policy, tiny_batch, monkeyp
     monkeypatch.setattr(ReplayedSteps, "_recorded", lambda *given: calls.append(own(*given)) or calls[-1])
     with torch.autocast("cuda", torch.bfloat16, enabled=half):
         expected = [generate(policy, source, decoding) for source in sources(policy, tiny_batch)]
-        policy.replay_decoding()
+        policy.generator.replay_decoding()
         found = [generate(policy, source, decoding) for source in sources(policy, tiny_batch)]
     assert_alike(found, expected, half)
     assert len(calls) == 3

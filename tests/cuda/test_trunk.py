@@ -20,9 +20,8 @@ from semioffline.cuda.functions import Replayed, record_call
 from semioffline.cuda.trunk import (
     GraphedForward,
     Recording,
-    forget_step,
+    Trunk,
     recorded,
-    use_cuda_graphs,
 )
 from semioffline.cuda.update import MOST_UPDATES, ReplayedUpdate, Updates, replay_updates
 from semioffline.errors import UserError
@@ -73,8 +72,8 @@ def graphed(tiny_policy, monkeypatch):
         monkeypatch.setattr(graphs, "record", record)
         monkeypatch.setattr(GraphedForward.__init__, "__defaults__", (None, dict, bool, record))
         policy = tiny_policy(kind).train()
-        use_cuda_graphs(policy)
-        return policy, [stack.forward for stack in policy.stacks()]
+        policy.use_cuda_graphs()
+        return policy, [stack.forward for stack in policy.trunk.stacks]
 
     return build
 
@@ -115,8 +114,8 @@ def test_replayed_steps_are_plain_steps(graphed, tiny_policy, tiny_batch, settin
 def test_steps_replayed_by_cuda_are_plain_steps(tiny_policy, tiny_batch, settings, kind, half):
     """With CUDA's own recorder: three steps of one shape, then gradients that are set anew each time."""
     policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
-    use_cuda_graphs(policy)
-    plain.always_masked = True
+    policy.use_cuda_graphs()
+    plain.trunk.mask_always()
     batch, args = tiny_batch(policy), settings(num_samples=4)
     for number in range(3):
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
@@ -127,7 +126,7 @@ def test_steps_replayed_by_cuda_are_plain_steps(tiny_policy, tiny_batch, setting
             assert (found - expected).norm() < 0.03 * expected.norm()
         else:
             assert_same(found, expected)
-    assert [len(stack.forward.graphs) for stack in policy.stacks()] == [1] * len(policy.stacks())
+    assert [len(stack.forward.graphs) for stack in policy.trunk.stacks] == [1] * len(policy.trunk.stacks)
 
 
 @pytest.mark.gpu
@@ -135,14 +134,14 @@ def test_steps_replayed_by_cuda_are_plain_steps(tiny_policy, tiny_batch, setting
 def test_graphs_of_several_shapes_share_memory(tiny_policy, tiny_batch, settings, kind):
     """Batches of different sizes in turn, several times: each gets the gradients of plain steps, as the first time."""
     policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
-    use_cuda_graphs(policy)
-    plain.always_masked = True
+    policy.use_cuda_graphs()
+    plain.trunk.mask_always()
     batches, args = [tiny_batch(policy, size) for size in (2, 4, 3)], settings(num_samples=4)
     for number in range(9):
         batch = batches[number % 3]
         found, expected = (gradients(model, step(model, batch, args, number)) for model in (policy, plain))
         assert_same(found, expected)
-    assert {len(stack.forward.graphs) for stack in policy.stacks()} == {3}
+    assert {len(stack.forward.graphs) for stack in policy.trunk.stacks} == {3}
 
 
 def two_passes(policy: Any, plain: Any, batch: Any, same: bool) -> None:
@@ -167,7 +166,7 @@ def two_passes(policy: Any, plain: Any, batch: Any, same: bool) -> None:
         assert_same(gradients(policy, one(policy, which)), gradients(plain, one(plain, which)))
     for weights in [(1.0, 3.0), (1.0, 2.0), (0.5, 3.0), (1.0, 2.0, 3.0), (2.0, 1.0)]:
         assert_same(gradients(policy, loss(policy, weights)), gradients(plain, loss(plain, weights)))
-    replayed: dict[Any, list[int]] = {stack: [] for stack in policy.stacks()}
+    replayed: dict[Any, list[int]] = {stack: [] for stack in policy.trunk.stacks}
 
     def watch(graph: Any, note: Any) -> Any:
         def forward() -> None:
@@ -182,7 +181,7 @@ def two_passes(policy: Any, plain: Any, batch: Any, same: bool) -> None:
         assert [key.turn for key in own].count(1) == 1
     loss(policy, (1.0, 2.0))
     assert all(turns == [0, 1] for turns in replayed.values())
-    forget_step(policy)
+    policy.trunk.forget_step()
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -199,8 +198,8 @@ def test_two_passes_before_one_backward(graphed, tiny_policy, tiny_batch, kind, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_passes_recorded_by_cuda(tiny_policy, tiny_batch, kind, same):
     policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
-    use_cuda_graphs(policy)
-    plain.always_masked = True
+    policy.use_cuda_graphs()
+    plain.trunk.mask_always()
     two_passes(policy, plain, tiny_batch(policy), same)
 
 
@@ -226,6 +225,19 @@ def test_what_was_to_be_recorded_later_waits_for_the_same_circumstances(graphed,
     for passes in (2, 2):
         assert_same(gradients(policy, loss(policy, passes)), gradients(plain, loss(plain, passes)))
     assert sorted(key.turn for key in stack.graphs) == [0, 0, 1, 1]
+
+
+def test_a_policy_that_leaves_graphs_is_as_it_was(graphed, tiny_policy, tiny_batch, settings):
+    policy, stacks = graphed("bart")
+    plain, batch, args = tiny_policy("bart").train(), tiny_batch(policy), settings(num_samples=4)
+    gradients(policy, step(policy, batch, args, 0))
+    policy.leave_cuda_graphs()
+    assert not any("forward" in vars(stack) for stack in policy.trunk.stacks)
+    for found, expected in zip(*(gradients(m, step(m, batch, args, 1)) for m in (policy, plain)), strict=True):
+        assert torch.equal(found, expected)
+    assert [len(stack.graphs) for stack in stacks] == [1, 1]
+    policy.use_cuda_graphs()
+    assert not any(stack.graphs for stack in policy.trunk.graphed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +272,7 @@ def test_an_adapter_is_refused(tiny_policy):
 
     policy = tiny_policy("llama", peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(UserError, match="cuda_graphs does not go with an adapter"):
-        use_cuda_graphs(policy)
+        policy.use_cuda_graphs()
 
 
 def test_after_many_shapes_the_rest_runs_without_graphs(graphed, tiny_policy, tiny_batch, monkeypatch, caplog):
@@ -284,7 +296,7 @@ def test_padding_to_a_multiple_leaves_few_shapes_and_the_same_logits(tiny_policy
     policy = tiny_policy(kind, share_prompt=share_prompt)
     batch = tiny_batch(policy)
     shapes = set()
-    for stack in policy.stacks():
+    for stack in policy.trunk.stacks:
         stack.register_forward_pre_hook(
             lambda module, args, kwargs: shapes.add((*args, kwargs.get("input_ids"))[0].shape[1]), with_kwargs=True
         )
@@ -295,7 +307,7 @@ def test_padding_to_a_multiple_leaves_few_shapes_and_the_same_logits(tiny_policy
     ]
     plain = policy.predict(batch.source, rows)
     shapes.clear()
-    policy.pad_multiple = 16
+    policy.trunk.pad_to_multiple_of(16)
     for found, expected in zip(policy.predict(batch.source, rows), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert shapes
@@ -339,7 +351,7 @@ def test_a_step_that_was_broken_off_does_not_stop_the_next_from_being_replayed(g
     row = Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)
     policy.predict(batch.source, [row])
     assert all(stack.busy for stack in stacks)
-    forget_step(policy)
+    policy.trunk.forget_step()
     assert not any(stack.busy for stack in stacks)
     assert list(policy.parameters(recurse=False)) == []
     assert len(list(policy.parameters())) == len(list(policy.model.parameters()))
@@ -418,7 +430,7 @@ def updated(policy: Any, batches: list[Any], args: Any, steps: int, **options: A
     # eps: a gradient that is zero but for rounding must not become a step
     fused = torch.optim.AdamW(policy.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3, fused=True)
     schedule = LambdaLR(fused, lambda number: (number + 1) / steps)  # wraps the step
-    updates = Updates(policy, fused, **options) if options else None
+    updates = Updates(policy.trunk, fused, **options) if options else None
     norms = []
     for number in range(steps):
         policy.zero_grad()
@@ -456,8 +468,8 @@ def test_replayed_updates_are_plain_updates(graphed, tiny_policy, tiny_batch, se
 @pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
 def test_updates_replayed_by_cuda_are_plain_updates(tiny_policy, tiny_batch, settings, kind):
     policy, plain = (tiny_policy(kind).to("cuda").train() for _ in range(2))
-    use_cuda_graphs(policy)
-    plain.always_masked = True
+    policy.use_cuda_graphs()
+    plain.trunk.mask_always()
     batches, args = [tiny_batch(policy, size) for size in (2, 3)], settings(num_samples=4)
     found, updates = updated(policy, batches, args, 8, record=record_call)
     expected, _ = updated(plain, batches, args, 8)
@@ -482,7 +494,7 @@ def test_other_optimizers_step_as_they_do(graphed):
     policy, _ = graphed("bart")
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     before, accelerator = optimizer.step, SimpleNamespace()
-    replay_updates(policy, optimizer, accelerator)
+    replay_updates(policy.trunk, optimizer, accelerator)
     assert optimizer.step == before
     assert not vars(accelerator)
 
@@ -503,14 +515,13 @@ def test_what_is_seen_once_makes_room_for_what_comes_again():
 def replaying():
     """A linear layer, its fused AdamW, its updates, and the recordings that were made."""
     layer, recordings = torch.nn.Linear(2, 2), []
-    layer.device, layer.stacks = torch.device("cpu"), list
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True)
 
     def record(function: Any) -> Any:
         recordings.append(function)
         return function
 
-    return layer, optimizer, Updates(layer, optimizer, record=record), recordings
+    return layer, optimizer, Updates(Trunk([layer]), optimizer, record=record), recordings
 
 
 def run_updates(layer: Any, updates: Any, number: int) -> None:

@@ -430,17 +430,17 @@ def rows_with_candidates(number: int = 6) -> Dataset:
 
 def batch_of(rows: Dataset, static_target: str, policy: Policy, chosen: list[int] | None = None) -> Batch:
     examples = Examples(rows, policy, 24, 28, static_target=static_target, progress=False)
-    return Collator(policy.pad_id)([examples[n] for n in (range(len(rows)) if chosen is None else chosen)])
+    return Collator(policy.tokens.pad_id)([examples[n] for n in (range(len(rows)) if chosen is None else chosen)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_worst_and_best_pick_by_reward(kind: str) -> None:
     policy, rows = build_policy(kind), rows_with_candidates()
     for name, choose in (("worst", min), ("best", max)):
-        texts = policy.decode(batch_of(rows, name, policy).static.ids.tolist())
+        texts = policy.tokens.decode(batch_of(rows, name, policy).static.ids.tolist())
         expected = [choose(zip(row["candidate_rewards"], row["candidates"]))[1] for row in rows]
         assert texts == expected
-    assert policy.decode(batch_of(rows, "ground_truth", policy).static.ids.tolist()) == rows["completion"][:]
+    assert policy.tokens.decode(batch_of(rows, "ground_truth", policy).static.ids.tolist()) == rows["completion"][:]
 
 
 def draw_static(rows: Dataset, policy: Policy, step: int, chosen: list[int]) -> list[str]:
@@ -448,7 +448,7 @@ def draw_static(rows: Dataset, policy: Policy, step: int, chosen: list[int]) -> 
     from semioffline.methods.semi_offline import choose_static
 
     static = choose_static(batch_of(rows, "random", policy, chosen), Randomness(0, step))
-    return policy.decode(static.ids.tolist())
+    return policy.tokens.decode(static.ids.tolist())
 
 
 def test_random_is_keyed_by_step_and_example() -> None:

@@ -49,7 +49,7 @@ def make_or_message(*args):
 
 
 def texts(policy, tokens):
-    return policy.decode([t.ids.tolist() for t in tokens])
+    return policy.tokens.decode([t.ids.tolist() for t in tokens])
 
 
 def test_an_example_holds_source_target_static_target_and_columns(policy):
@@ -108,11 +108,11 @@ def test_a_reference_that_is_a_plain_text_is_not_split_into_letters(policy):
 
 def test_a_batch_is_padded_on_the_right(policy):
     examples = make(policy, ROWS)
-    batch = Collator(policy.pad_id)([examples[0], examples[1]])
+    batch = Collator(policy.tokens.pad_id)([examples[0], examples[1]])
     assert len(batch) == 2
     assert batch.index.tolist() == [0, 1]
     assert batch.source.lengths == [5, 9]
-    assert (batch.source.ids[0, 5:] == policy.pad_id).all()
+    assert (batch.source.ids[0, 5:] == policy.tokens.pad_id).all()
     assert not batch.source.keep_mask[0, 5:].any()
     assert batch.columns["city"] == ["oslo", "paris"]
     assert torch.equal(batch.static.ids, batch.target.ids)
@@ -120,7 +120,7 @@ def test_a_batch_is_padded_on_the_right(policy):
 
 def test_special_tokens_and_padding_are_not_ordinary(policy):
     examples = make(policy, {"prompt": ["name"] * 2, "completion": ["meet zorvia today !", "meet zorvia"]})
-    target = Collator(policy.pad_id)([examples[0], examples[1]]).target
+    target = Collator(policy.tokens.pad_id)([examples[0], examples[1]]).target
     assert target.ordinary.tolist() == [
         [False, True, True, True, True, False],
         [False, True, True, False, False, False],
@@ -231,7 +231,7 @@ def test_a_row_with_fewer_rewards_than_candidates_is_refused_by_number(policy):
 
 def random_statics(policy, counts):
     """Examples with so many candidates each: the words of a row are its own."""
-    words = iter(policy.tokenizer.convert_ids_to_tokens(range(5, 100)))
+    words = iter(policy.tokens.tokenizer.convert_ids_to_tokens(range(5, 100)))
     candidates = [[next(words) for _ in range(count)] for count in counts]
     number = len(counts)
     columns = {"prompt": ["name"] * number, "completion": ["try"] * number, "candidates": candidates}
@@ -240,10 +240,10 @@ def random_statics(policy, counts):
 
 def test_random_picks_one_candidate_of_the_row_itself(policy):
     examples, candidates = random_statics(policy, [3, 3])
-    batch = Collator(policy.pad_id)([examples[0], examples[1]])
+    batch = Collator(policy.tokens.pad_id)([examples[0], examples[1]])
     for numbers, picks in [([0.0, 0.0], (0, 0)), ([0.34, 0.99], (1, 2)), ([0.999999, 0.5], (2, 1))]:
         picked = pick_static(batch.static, batch.static_counts, torch.tensor(numbers))
-        assert policy.decode(picked.ids.tolist()) == [candidates[0][picks[0]], candidates[1][picks[1]]]
+        assert policy.tokens.decode(picked.ids.tolist()) == [candidates[0][picks[0]], candidates[1][picks[1]]]
 
 
 def picks_of_a_step(policy, examples, chosen, step, settings):
@@ -254,7 +254,7 @@ def picks_of_a_step(policy, examples, chosen, step, settings):
         seen.extend(completions[::2])
         return [0.0] * len(completions)
 
-    batch = Collator(policy.pad_id)([examples[n] for n in chosen])
+    batch = Collator(policy.tokens.pad_id)([examples[n] for n in chosen])
     with torch.no_grad():
         Method(settings).step(policy, batch, Scorer(policy, RewardSet(look)), Randomness(0, step))
     return seen
@@ -282,7 +282,7 @@ def test_random_picks_every_candidate_of_a_row_equally_often(policy, settings):
 
 def test_a_batch_moves_as_a_whole(policy):
     examples = make(policy, ROWS)
-    moved = Collator(policy.pad_id)([examples[0]]).to("meta")
+    moved = Collator(policy.tokens.pad_id)([examples[0]]).to("meta")
     tensors = [moved.index, *(t for text in (moved.source, moved.target, moved.static) for t in vars(text).values())]
     assert all(t.device.type == "meta" for t in tensors)
     assert moved.columns["city"] == ["oslo"]
@@ -318,7 +318,7 @@ def chat(prompt=CHAT["prompt"][1], completion=({"role": "assistant", "content": 
 def test_messages_go_through_the_chat_template(chatty):
     examples = make(chatty, CHAT)
     first, second = (example.source.ids.tolist() for example in examples)
-    words = chatty.tokenizer.convert_ids_to_tokens
+    words = chatty.tokens.tokenizer.convert_ids_to_tokens
     assert words(first) == "<s> system : grab user : name : zorvia assistant :".split()  # one start token, not two
     assert words(second) == "<s> user : name : lumora assistant :".split()
     assert words(examples[0].target.ids.tolist()) == "meet zorvia today ! </s>".split()
@@ -335,11 +335,11 @@ def test_messages_stored_in_a_dataset(chatty):
 
 
 def test_a_tokenizer_that_adds_no_start_token_keeps_the_template_s(chatty, tiny_tokenizer):
-    chatty.tokenizer.backend_tokenizer.post_processor = tiny_tokenizer(
+    chatty.tokens.tokenizer.backend_tokenizer.post_processor = tiny_tokenizer(
         "llama", template="$A"
     ).backend_tokenizer.post_processor
     [example] = make(chatty, chat())
-    assert chatty.tokenizer.convert_ids_to_tokens(example.source.ids.tolist())[:2] == ["<s>", "user"]
+    assert chatty.tokens.tokenizer.convert_ids_to_tokens(example.source.ids.tolist())[:2] == ["<s>", "user"]
 
 
 def test_rewards_see_the_prompt_as_text_and_the_messages_beside_it(chatty):
@@ -349,7 +349,7 @@ def test_rewards_see_the_prompt_as_text_and_the_messages_beside_it(chatty):
         seen.update(prompts=prompts, messages=messages, city=city)
         return [float(len(text)) for text in completions]
 
-    batch = Collator(chatty.pad_id)(list(make(chatty, CHAT)))
+    batch = Collator(chatty.tokens.pad_id)(list(make(chatty, CHAT)))
     Scorer(chatty, RewardSet(reward)).score_ids([[9], [10]], batch, 1)
     assert seen["prompts"] == ["system : grab user : name : zorvia assistant : ", "user : name : lumora assistant : "]
     assert seen["messages"] == CHAT["prompt"]
@@ -378,7 +378,7 @@ def test_models_that_read_no_messages(policy, causal, chatty):
         make(policy, chat())
     with pytest.raises(UserError, match=r"row 0: .* the tokenizer has no chat template: take a model that"):
         make(causal, chat())
-    chatty.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    chatty.tokens.tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with pytest.raises(UserError, match="row 0: the tokenizer's chat template refuses the messages: no system role"):
         make(chatty, chat())
 

@@ -83,11 +83,16 @@ def test_the_outputs_do_not_depend_on_the_batch_size(kind: str, decoding: Decodi
     """Sources of different lengths are sorted and padded inside; outputs come back in the order of the data."""
     policy = build_policy(kind)
     examples = build_examples(policy)
-    one_by_one = policy.decode(generate_ids(policy, examples, decoding, batch_size=1, progress=False))
+    one_by_one = policy.tokens.decode(generate_ids(policy, examples, decoding, batch_size=1, progress=False))
     assert len(set(one_by_one)) > 1
     for size in (2, 4, 32):
-        assert policy.decode(generate_ids(policy, examples, decoding, batch_size=size, progress=False)) == one_by_one
-    part = policy.decode(generate_ids(policy, examples, decoding, batch_size=2, progress=False, part=slice(1, None, 2)))
+        assert (
+            policy.tokens.decode(generate_ids(policy, examples, decoding, batch_size=size, progress=False))
+            == one_by_one
+        )
+    part = policy.tokens.decode(
+        generate_ids(policy, examples, decoding, batch_size=2, progress=False, part=slice(1, None, 2))
+    )
     assert part == one_by_one[1::2]
 
 

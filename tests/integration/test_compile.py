@@ -77,7 +77,7 @@ def test_clipping_and_the_optimizer_are_replayed_in_the_trainer(tmp_path: Path, 
     monkeypatch.setattr(ReplayedUpdate.__init__, "__defaults__", (record,))
     monkeypatch.setattr(trunk, "MOST", 0)
     trainer = build_trainer(tmp_path / "b", **settings)
-    trunk.use_cuda_graphs(trainer.policy)
+    trainer.policy.use_cuda_graphs()
     monkeypatch.setattr(trainer.args, "cuda_graphs", True)
     trainer.train()
     assert len(recordings) == 2  # one of each: the gradients were moved to one place

@@ -1,4 +1,4 @@
-"""Parameters sharded over two processes (FSDP2): the losses and gradients of one process."""
+"""Parameters sharded over two processes (FSDP2): the losses, gradients and texts of one process."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shard_worker import METHODS, build_policy, step
+from shard_worker import METHODS, build_policy, step, write
 from toy import KINDS
 
 
@@ -25,9 +25,11 @@ def test_a_sharded_policy_makes_the_same_step(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     for kind in KINDS:
         for method in METHODS:
-            loss, grads = step(build_policy(kind), method, 0, 1, tmp_path)
+            policy = build_policy(kind)
+            loss, grads = step(policy, method, 0, 1, tmp_path)
             sharded = torch.load(tmp_path / f"{kind}-{method}.pt")
             assert sharded["loss"] == pytest.approx(loss, rel=1e-5)
+            assert sharded["texts"] == write(policy)
             assert sharded["grads"].keys() == grads.keys()
             for name, value in grads.items():
                 torch.testing.assert_close(sharded["grads"][name], value, rtol=1e-3, atol=1e-4)

@@ -84,7 +84,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     train(folder, policy, rows, None, method="mft", max_steps=160, learning_rate=2e-3, warmup_steps=10)
     held_out = Examples(write_flawed("test", 150), policy, 32, 32, progress=False)
     rows = rows.select(range(640))
-    without = Policy(copy.deepcopy(policy.model), policy.tokenizer)
+    without = Policy(copy.deepcopy(policy.model), policy.tokens.tokenizer)
     train(folder, without, rows, "rouge1", rl_weight=0.0)
     outputs = {"start": write(policy, held_out), "no reward": write(without, held_out)}
     return Start(folder, policy, rows, held_out, outputs)
@@ -110,10 +110,12 @@ def train_from(start: Start, reward: str, references: int = 3, **settings: Any) 
         held_out.examples = copy.deepcopy(held_out.examples)
         for example in held_out.examples:
             example.columns["references"] = example.columns["references"][:references]
-    policy = Policy(copy.deepcopy(start.policy.model), start.policy.tokenizer)
+    policy = Policy(copy.deepcopy(start.policy.model), start.policy.tokens.tokenizer)
     train(start.folder, policy, rows, reward, **settings)
     outputs = start.outputs | {"reward": write(policy, held_out)}
-    return {name: measure(policy.decode(ids), held_out, [reward], DECODING, ids) for name, ids in outputs.items()}
+    return {
+        name: measure(policy.tokens.decode(ids), held_out, [reward], DECODING, ids) for name, ids in outputs.items()
+    }
 
 
 def check_raised(name: str, evaluations: dict[str, Evaluation]) -> None:

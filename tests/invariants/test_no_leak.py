@@ -29,7 +29,7 @@ def changed(batch, where):
 def hidden_in(policy, batch, args):
     """Where the method's step will hide tokens."""
     uniforms = mask_uniforms(batch.static, batch.index, RANDOMNESS, "mask")
-    return hide(batch.static, args.mask_rate, policy.mask_id, uniforms).hidden
+    return hide(batch.static, args.mask_rate, policy.tokens.mask_id, uniforms).hidden
 
 
 def masked_logits(policy, batch, args, monkeypatch):

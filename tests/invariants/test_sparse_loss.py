@@ -77,7 +77,7 @@ def test_sparse_and_dense_losses_agree_in_value_and_in_every_gradient(tiny_polic
     policy = tiny_policy(kind, dtype=torch.float64, share_prompt=share_prompt)
     batch = tiny_batch(policy)
     static = batch.static
-    observation = hide(static, 0.5, policy.mask_id, mask_uniforms(static, batch.index, RANDOMNESS, "mask"))
+    observation = hide(static, 0.5, policy.tokens.mask_id, mask_uniforms(static, batch.index, RANDOMNESS, "mask"))
     observation.hidden[2] = False  # a row in which nothing is hidden
     observation.ids[2] = static.ids[2]
     rewards = torch.randn(len(batch), K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -135,7 +135,7 @@ def test_the_methods_step_is_the_formula(tiny_policy, tiny_batch, settings, kind
     found = gradients(term.total, policy.model)
 
     uniforms = mask_uniforms(batch.static, batch.index, RANDOMNESS, "mask")
-    observation = hide(batch.static, args.mask_rate, policy.mask_id, uniforms)
+    observation = hide(batch.static, args.mask_rate, policy.tokens.mask_id, uniforms)
     exact = rewards.double()
     given = Advantages(K / (K - 1) * (exact - exact.mean(1, keepdim=True)), torch.full((len(batch),), K))
     logits = bare_logits(policy, batch, observation.ids)

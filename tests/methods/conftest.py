@@ -35,7 +35,7 @@ def train(
     reward: Any = ads.click_rate,
 ) -> list[StepOutput]:
     scorer = Scorer(policy, RewardSet(reward))
-    collate = Collator(policy.pad_id)
+    collate = Collator(policy.tokens.pad_id)
     method.prepare(policy, examples)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
     outputs = []
@@ -62,8 +62,8 @@ def sampled_reward() -> Any:
     """sampled_reward(policy, examples, args, reward) -> the mean reward of four samples for each of 64 inputs."""
 
     def measure(policy: Policy, examples: Examples, args: Any, reward: Any) -> float:
-        batch = Collator(policy.pad_id)([examples[n] for n in range(64)])
-        values = reward(completions=policy.decode(sample_texts(policy, batch, args, Randomness(9, 9), 4)))
+        batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(64)])
+        values = reward(completions=policy.tokens.decode(sample_texts(policy, batch, args, Randomness(9, 9), 4)))
         return sum(values) / len(values)
 
     return measure
@@ -85,7 +85,7 @@ def _learnt(ads_rows: Dataset, settings: Any) -> Policy:
 @pytest.fixture
 def learnt(_learnt: Policy) -> Policy:
     """A policy of its own for each test."""
-    return Policy(copy.deepcopy(_learnt.model), _learnt.tokenizer)
+    return Policy(copy.deepcopy(_learnt.model), _learnt.tokens.tokenizer)
 
 
 @pytest.fixture

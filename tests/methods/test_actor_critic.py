@@ -59,7 +59,7 @@ def test_the_losses_by_a_loop(tiny_policy, tiny_batch, settings, kind):
     [logits], [values] = policy.predict(batch.source, [row], with_values=True)
     log_p = sampled_log_p(policy, logits, row, args)
     rl, critic = 0.0, 0.0
-    for b, reward in enumerate(length(policy.decode(texts))):
+    for b, reward in enumerate(length(policy.tokens.decode(texts))):
         own = rows_of(row) == b
         advantage = reward - values[own].detach()
         rl -= (advantage * log_p[own]).mean().item()

@@ -68,7 +68,7 @@ def test_the_loss_is_what_a_loop_over_samples_gives(tiny_policy, tiny_batch, set
     args = settings("avg", num_samples=3, length_alpha=0.7, temperature=1.3, loss_scale=scale, max_completion_length=9)
     output = run(policy, batch, args)
     texts = sample_texts(policy, batch, args, Randomness(0, 3), 3)
-    rewards = torch.tensor(vowels(policy.decode(texts))).view(3, 3)
+    rewards = torch.tensor(vowels(policy.tokens.decode(texts))).view(3, 3)
     expected = 0.0
     for n, ids in enumerate(texts):
         source = batch.source.ids[n // 3][batch.source.keep_mask[n // 3]]
@@ -80,7 +80,7 @@ def test_the_loss_is_what_a_loop_over_samples_gives(tiny_policy, tiny_batch, set
                 logits = policy.model(input_ids=torch.cat([source, torch.tensor(ids)])[None]).logits[0]
                 logits = logits[len(source) - 1 : -1]
         z = logits / 1.3
-        z[:, policy.mask_id] = -torch.inf
+        z[:, policy.tokens.mask_id] = -torch.inf
         log_p = z.log_softmax(1)[range(len(ids)), ids].sum()
         advantage = rewards[n // 3, n % 3] - rewards[n // 3].mean()
         expected -= advantage * log_p / len(ids) ** 0.7

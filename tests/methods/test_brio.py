@@ -47,7 +47,7 @@ def test_equal_rewards_give_no_gradient():
 def test_the_loss_is_what_a_loop_over_pairs_gives(tiny_policy, tiny_data, settings, kind):
     policy = tiny_policy(kind)
     examples = ranked(policy, tiny_data)
-    batch = Collator(policy.pad_id)([examples[n] for n in range(3)])
+    batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(3)])
     args = settings(method="brio", length_alpha=0.6, ranking_margin=0.05)
     output = load_method(args).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
     expected = 0.0
@@ -73,7 +73,7 @@ def test_the_loss_is_what_a_loop_over_pairs_gives(tiny_policy, tiny_data, settin
 def test_it_costs_a_row_for_each_candidate(tiny_policy, tiny_data, settings):
     policy = tiny_policy("bart")
     examples = ranked(policy, tiny_data)
-    batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
+    batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(4)])
     load_method(settings("brio")).step(policy, batch, Scorer(policy, RewardSet([])), Randomness(0, 0))
     policy.meter.add_inputs(len(batch))
     cost = policy.meter.per_input()

@@ -23,7 +23,7 @@ def batch_for(policy, tiny_data):
         row["candidate_rewards"] = [0.1, 0.9]
     data = type(tiny_data).from_list(rows)
     examples = Examples(data, policy, 40, 40, progress=False, with_candidates=True)
-    return examples, Collator(policy.pad_id)([examples[n] for n in range(4)])
+    return examples, Collator(policy.tokens.pad_id)([examples[n] for n in range(4)])
 
 
 def run(policy, examples, batch, args):

@@ -43,7 +43,7 @@ def test_the_loss_by_a_loop_over_tokens(tiny_policy, tiny_data, settings, kind, 
     )  # fmt: skip
     start, policy = tiny_policy(kind), tiny_policy(kind, seed=1)
     method, examples = prepared(start, tiny_data, args)
-    batch = Collator(policy.pad_id)([examples[n] for n in (5, 2)])
+    batch = Collator(policy.tokens.pad_id)([examples[n] for n in (5, 2)])
     expected = 0.0
     for b, lengths in enumerate(batch.target.lengths):
         q, p = (
@@ -70,7 +70,7 @@ def test_the_rewards_survive_a_resume(tiny_policy, tiny_data, settings, tmp_path
     method.save(tmp_path)
     policy = tiny_policy("bart", seed=3)
     resumed, _ = prepared(policy, tiny_data, settings("gold"))
-    batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
+    batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(4)])
     expected = step(method, policy, batch).terms[0].total
     assert not torch.equal(step(resumed, policy, batch).terms[0].total, expected)
     resumed.load(tmp_path)
@@ -85,7 +85,7 @@ def test_the_rewards_survive_a_resume(tiny_policy, tiny_data, settings, tmp_path
 def test_it_costs_one_pass_and_preparing_is_not_counted(tiny_policy, tiny_data, settings):
     policy = tiny_policy("bart")
     method, examples = prepared(policy, tiny_data, settings("gold"))
-    step(method, policy, Collator(policy.pad_id)([examples[n] for n in range(4)]))
+    step(method, policy, Collator(policy.tokens.pad_id)([examples[n] for n in range(4)]))
     policy.meter.add_inputs(4)
     cost = policy.meter.per_input()
     assert (cost["forward_passes"], cost["calls"], cost["encoder_rows"]) == (1, 1 / 4, 1)
@@ -94,7 +94,7 @@ def test_it_costs_one_pass_and_preparing_is_not_counted(tiny_policy, tiny_data, 
 def test_it_raises_the_probability_of_what_the_start_model_likes(learnt, ads_examples, settings, short_training):
     """The gradient is that of sum_t Q_t p_t where p_t is above the floor: this mean must rise."""
     method = load_method(settings("gold"))
-    batch = Collator(learnt.pad_id)([ads_examples[n] for n in range(64)])
+    batch = Collator(learnt.tokens.pad_id)([ads_examples[n] for n in range(64)])
     target = batch.target
 
     def objective():

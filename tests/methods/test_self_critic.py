@@ -25,8 +25,8 @@ def test_the_loss_is_the_likelihood_times_the_gain_over_greedy(tiny_policy, tiny
     args = settings("self_critic", length_alpha=1.0, max_completion_length=10)
     output = load_method(args).step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, 0))
     texts = sample_texts(policy, batch, args, Randomness(0, 0), 1)
-    gains = torch.tensor(length(policy.decode(texts))) - torch.tensor(
-        length(policy.decode(greedy_texts(policy, batch, args.max_completion_length)))
+    gains = torch.tensor(length(policy.tokens.decode(texts))) - torch.tensor(
+        length(policy.tokens.decode(greedy_texts(policy, batch, args.max_completion_length)))
     )
     row = sampled_row(policy, batch, texts, args.max_completion_length)
     log_p = sampled_log_p(policy, policy.predict(batch.source, [row])[0], row, args)

@@ -104,9 +104,9 @@ def test_every_variant_makes_a_step(step, kind, changes):
     assert all(torch.isfinite(g).all() for g in gradients)
     assert sum(g.abs().sum() for g in gradients) > 0
     assert watched.samples.ids.shape[:2] == (len(batch), K)
-    ends = watched.samples.draws == policy.tokenizer.eos_token_id
+    ends = watched.samples.draws == policy.tokens.eos_id
     assert (policy.allowed[watched.samples.draws] | (ends if "eos_after" in changes else False)).all()
-    assert not (watched.samples.ids == policy.mask_id).any()
+    assert not (watched.samples.ids == policy.tokens.mask_id).any()
     assert len(watched.output.completions()) == K * len(batch)
 
 
@@ -194,7 +194,7 @@ def test_without_masks_the_mask_token_is_never_shown(step, kind, mask_rate):
     policy, batch, watched = step(kind, observation="no_mask", mask_rate=mask_rate)
     first, second = watched.rl_rows
     assert torch.equal(first.ids, batch.static.ids)
-    assert not (second.ids == policy.mask_id).any()
+    assert not (second.ids == policy.tokens.mask_id).any()
     assert torch.equal(second.ids[~second.wanted], batch.static.ids[~second.wanted])
     assert policy.allowed[second.ids[second.wanted]].all()
     assert (second.ids != first.ids).any()
@@ -212,7 +212,7 @@ def test_predictions_follow_the_distribution_of_the_first_pass(step):
 def test_a_noisy_mask_shows_part_of_the_tokens_that_are_replaced(step):
     policy, batch, watched = step(observation="noisy", noise_rate=0.5, mask_rate=1.0)
     [row] = watched.rl_rows
-    masked = row.ids[row.wanted] == policy.mask_id
+    masked = row.ids[row.wanted] == policy.tokens.mask_id
     assert 0.2 < masked.float().mean() < 0.8
     assert torch.equal(row.ids[row.wanted][~masked], batch.static.ids[row.wanted][~masked])
     assert len(watched.samples.draws) == row.wanted.sum() == batch.static.ordinary.sum()
@@ -228,7 +228,7 @@ def test_all_appends_the_static_target_to_the_source_of_the_masked_row_only(step
         whole = source.ids[b][source.keep_mask[b]].tolist()
         own = batch.source.ids[b][batch.source.keep_mask[b]].tolist()
         static = batch.static.ids[b][batch.static.keep_mask[b]].tolist()
-        separator = [] if own[-1] == policy.tokenizer.eos_token_id else [policy.tokenizer.eos_token_id]
+        separator = [] if own[-1] == policy.tokens.eos_id else [policy.tokens.eos_id]
         assert whole == own + separator + static
 
 
@@ -280,9 +280,9 @@ def test_pre_adds_the_tokens_embedding_to_that_of_the_mask(
     table = policy.base.get_decoder().get_input_embeddings().weight
     head = policy.base.get_output_embeddings().weight
     with torch.no_grad():
-        table[policy.mask_id] += table[50]
+        table[policy.tokens.mask_id] += table[50]
     expected = Watched(policy, batch, settings(num_samples=2, mask_rate=0.5), monkeypatch)
-    same = slice(None) if head is not table else [v for v in range(len(head)) if v != policy.mask_id]
+    same = slice(None) if head is not table else [v for v in range(len(head)) if v != policy.tokens.mask_id]
     torch.testing.assert_close(found.masked_logits[:, same], expected.masked_logits[:, same], rtol=1e-4, atol=1e-4)
 
 
@@ -347,7 +347,7 @@ def test_samples_end_where_the_end_token_was_drawn(tiny_policy, tiny_batch, sett
     """A policy that wants to stop everywhere stops at the first hidden position that `eos_after` allows, and the reward
     function reads what stands before it."""
     policy = tiny_policy(kind)
-    batch, end, seen = tiny_batch(policy), policy.tokenizer.eos_token_id, []
+    batch, end, seen = tiny_batch(policy), policy.tokens.eos_id, []
     forward = policy.forward
 
     def stop(source, rows, *more):
@@ -374,7 +374,7 @@ def test_samples_end_where_the_end_token_was_drawn(tiny_policy, tiny_batch, sett
         assert len(ids) == length
         assert ids[-1] == end
         assert end not in ids[:-1]
-        assert text == policy.decode([ids])[0]
+        assert text == policy.tokens.decode([ids])[0]
     assert shortened
 
 
@@ -382,7 +382,7 @@ def test_the_end_token_is_not_drawn_before_eos_after(step):
     policy, batch, watched = step("bart", eos_after=4, temperature=50.0, mask_rate=0.9, num_samples=64)
     ordinary = batch.static.ordinary
     before = (ordinary.cumsum(1) - ordinary.long())[watched.samples.hidden]
-    ends = (watched.samples.draws == policy.tokenizer.eos_token_id).any(1)
+    ends = (watched.samples.draws == policy.tokens.eos_id).any(1)
     assert not ends[before < 4].any()
     assert ends[before >= 4].any()
 
@@ -392,7 +392,7 @@ def test_the_end_token_is_not_drawn_before_eos_after(step):
 def test_the_end_of_the_static_target_is_drawn_too(step, kind, pattern):
     """Where so many tokens precede it. What is drawn there in its place comes behind the text."""
     policy, batch, watched = step(kind, eos_after=6, draw_end=True, temperature=50.0, mask_pattern=pattern)
-    static, end = batch.static, policy.tokenizer.eos_token_id
+    static, end = batch.static, policy.tokens.eos_id
     last = static.keep_mask.sum(1) - 1
     there = watched.samples.hidden[torch.arange(len(batch)), last]
     assert torch.equal(there, static.ordinary.sum(1) >= 6)
@@ -410,9 +410,9 @@ def test_a_reward_for_length_moves_the_end(tiny_policy, tiny_batch, settings, mo
     worse. Nothing else is hidden here."""
     policy = tiny_policy("bart")
     batch = tiny_batch(policy)
-    row = Row(batch.static.ids, batch.static.keep_mask, batch.static.ids == policy.tokenizer.eos_token_id)
+    row = Row(batch.static.ids, batch.static.keep_mask, batch.static.ids == policy.tokens.eos_id)
     row.wanted[:, 0] = False  # BART's targets begin with one
-    forward, end = policy.forward, policy.tokenizer.eos_token_id
+    forward, end = policy.forward, policy.tokens.eos_id
     wish = 5.0 * (torch.arange(policy.base.get_output_embeddings().out_features) == end)  # it ends every other time
     monkeypatch.setattr(policy, "forward", lambda *given: [z + wish for z in forward(*given)])
 
@@ -421,7 +421,7 @@ def test_a_reward_for_length_moves_the_end(tiny_policy, tiny_batch, settings, mo
             return policy(batch.source, [row])[0].log_softmax(1)[:, end].mean().item()
 
     def length(completions, completion_ids, **kwargs):
-        return [sign * float(len(policy.decode([ids])[0])) for ids in completion_ids]
+        return [sign * float(len(policy.tokens.decode([ids])[0])) for ids in completion_ids]
 
     args = settings(num_samples=32, mask_rate=0.0, eos_after=2, draw_end=True, mle_mask_rate=0.0)
     method, optimizer, before = load_method(args), torch.optim.Adam(policy.parameters(), lr=3e-3), at_the_end()

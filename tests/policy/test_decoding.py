@@ -26,9 +26,9 @@ from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from semioffline.errors import UserError
+from semioffline.policy.attention import shared_keys
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.diverse_beam import diverse_beam_search
-from semioffline.policy.generation import shared_keys
 
 V, PAD, BOS = 32, 1, 2
 EOS = [3, 4, 5, 6]  # several, so that random models end some texts early

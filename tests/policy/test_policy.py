@@ -60,16 +60,16 @@ def three_rows(policy, batch):
     keep = torch.arange(6)[None] < torch.tensor([6, 3, 1, 4])[:, None]
     return [
         Row(target.ids, target.keep_mask, target.keep_mask),
-        Row(target.ids.masked_fill(hidden, policy.mask_id), target.keep_mask, hidden, "rl"),
+        Row(target.ids.masked_fill(hidden, policy.tokens.mask_id), target.keep_mask, hidden, "rl"),
         Row(short, keep, keep, "rl"),
     ]
 
 
 def source_of(policy, texts):
     """Texts as a source, padded on the right."""
-    encoded = [e.ids for e in policy.encode_sources(texts, 40)]
+    encoded = [e.ids for e in policy.tokens.encode_sources(texts, 40)]
     length = max(map(len, encoded))
-    ids = torch.tensor([e + [policy.pad_id] * (length - len(e)) for e in encoded])
+    ids = torch.tensor([e + [policy.tokens.pad_id] * (length - len(e)) for e in encoded])
     keep = torch.tensor([[n < len(e) for n in range(length)] for e in encoded])
     return Text(ids, keep, torch.zeros_like(ids))
 
@@ -146,7 +146,7 @@ def test_models_that_cannot_take_a_packed_prompt_are_not_given_one(tiny_policy, 
 def test_what_a_model_that_also_sees_pictures_says_of_its_layers_is_read(tiny_policy):
     """Its text model has a configuration of its own: a window there forbids a packed prompt, and positions count."""
     torch.manual_seed(0)
-    tokenizer = tiny_policy("llama").tokenizer
+    tokenizer = tiny_policy("llama").tokens.tokenizer
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = sizes | {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 4}
     text |= {"layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 48}
@@ -190,7 +190,7 @@ def test_weights_that_a_checkpoint_does_not_have_are_told(tmp_path, tiny_policy,
     policy = tiny_policy("t5")
     policy.model.encoder.save_pretrained(tmp_path)
     policy.model.config.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
+    policy.tokens.tokenizer.save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, logger="semioffline"):
         Policy.load(str(tmp_path))
     assert "start at random: decoder." in caplog.text
@@ -206,7 +206,7 @@ def test_padding_changes_nothing(tiny_policy, tiny_batch, kind):
         Row(
             *(
                 nn.functional.pad(t, (0, 7), value=v)
-                for t, v in ((r.ids, policy.pad_id), (r.keep_mask, 0), (r.wanted, 0))
+                for t, v in ((r.ids, policy.tokens.pad_id), (r.keep_mask, 0), (r.wanted, 0))
             )
         )
         for r in rows
@@ -266,7 +266,7 @@ def test_predict_goes_through_the_module_that_wraps_the_policy(tiny_policy, tiny
 @pytest.mark.parametrize("kind", ["bart", "llama"])
 def test_only_tokens_of_the_tokenizer_that_are_not_special_may_be_drawn(tiny_policy, kind):
     policy = tiny_policy(kind, extra_ids=9)
-    tokens = len(policy.tokenizer)
+    tokens = len(policy.tokens.tokenizer)
     assert policy.allowed.shape == (tokens + 9,)
     assert not policy.allowed[tokens:].any()
     assert not policy.allowed[:5].any()  # <s> <pad> </s> <unk> <mask>
@@ -312,26 +312,26 @@ def test_a_mask_token_is_added_without_changing_what_the_model_knows(tiny_model,
     source, ids = torch.tensor([8, 9, 10]), torch.tensor([20, 21, 22, 2])
     before, table = bare_logits(model, source, ids), model.get_input_embeddings().weight.clone()
     policy = Policy(model, tokenizer)
-    assert policy.mask_id == tokens
-    assert policy.tokenizer.mask_token_id == tokens
+    assert policy.tokens.mask_id == tokens
+    assert policy.tokens.tokenizer.mask_token_id == tokens
     after = model.get_input_embeddings().weight
     assert torch.equal(after[:tokens], table)
     torch.testing.assert_close(after[tokens], table.mean(0))
     torch.testing.assert_close(bare_logits(model, source, ids)[:, :tokens], before)
-    assert not policy.allowed[policy.mask_id]
+    assert not policy.allowed[policy.tokens.mask_id]
 
 
 def test_a_mask_token_takes_a_spare_row_where_there_is_one(tiny_policy):
     policy = tiny_policy("llama", mask=False, extra_ids=3)
-    assert len(policy.model.get_input_embeddings().weight) == len(policy.tokenizer) - 1 + 3
-    assert policy.mask_id == len(policy.tokenizer) - 1
+    assert len(policy.model.get_input_embeddings().weight) == len(policy.tokens.tokenizer) - 1 + 3
+    assert policy.tokens.mask_id == len(policy.tokens.tokenizer) - 1
 
 
 def test_a_table_with_a_multiple_of_64_rows_keeps_one(tiny_model, tiny_tokenizer):
     tokenizer = tiny_tokenizer("llama", mask=False, extra=("extra",))
     assert len(tokenizer) == 192
     policy = Policy(tiny_model("llama", 192), tokenizer)
-    assert policy.mask_id == 192
+    assert policy.tokens.mask_id == 192
     assert len(policy.model.get_input_embeddings().weight) == 256
     assert policy.allowed.nonzero().max() == 191
 
@@ -340,7 +340,7 @@ def test_a_sentinel_of_t5_lends_the_mask_token_its_embedding(tiny_model, tiny_to
     tokenizer = tiny_tokenizer("t5", mask=False, extra=("<extra_id_0>",))
     policy = Policy(tiny_model("t5", len(tokenizer)), tokenizer)
     table = policy.model.get_input_embeddings().weight
-    assert torch.equal(table[policy.mask_id], table[tokenizer.convert_tokens_to_ids("<extra_id_0>")])
+    assert torch.equal(table[policy.tokens.mask_id], table[tokenizer.convert_tokens_to_ids("<extra_id_0>")])
 
 
 def test_the_tokenizers_own_mask_token_is_used_as_it_is(tiny_model, tiny_tokenizer):
@@ -348,7 +348,7 @@ def test_the_tokenizers_own_mask_token_is_used_as_it_is(tiny_model, tiny_tokeniz
     model = tiny_model("bart", len(tokenizer))
     table = model.get_input_embeddings().weight.detach().clone()
     policy = Policy(model, tokenizer)
-    assert policy.mask_id == 4
+    assert policy.tokens.mask_id == 4
     assert torch.equal(policy.model.get_input_embeddings().weight, table)
 
 
@@ -357,14 +357,14 @@ def test_the_tokenizers_own_mask_token_is_used_as_it_is(tiny_model, tiny_tokeniz
 @torch.no_grad()
 def test_a_saved_policy_loads_without_this_library(tiny_policy, tmp_path, kind, mask):
     policy = tiny_policy(kind, mask=mask)
-    policy.model.get_input_embeddings().weight[policy.mask_id] += 0.5  # as after training
+    policy.model.get_input_embeddings().weight[policy.tokens.mask_id] += 0.5  # as after training
     policy.save(tmp_path)
     auto = AutoModelForSeq2SeqLM if policy.is_encoder_decoder else AutoModelForCausalLM
     model, tokenizer = auto.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert tokenizer.mask_token_id == policy.mask_id
-    assert tokenizer(TEXT + " <mask> !")["input_ids"] == policy.tokenizer(TEXT + " <mask> !")["input_ids"]
-    assert policy.mask_id in tokenizer(TEXT + " <mask> !")["input_ids"]
-    source, ids = torch.tensor([8, policy.mask_id, 10]), torch.tensor([20, policy.mask_id, 22, 2])
+    assert tokenizer.mask_token_id == policy.tokens.mask_id
+    assert tokenizer(TEXT + " <mask> !")["input_ids"] == policy.tokens.tokenizer(TEXT + " <mask> !")["input_ids"]
+    assert policy.tokens.mask_id in tokenizer(TEXT + " <mask> !")["input_ids"]
+    source, ids = torch.tensor([8, policy.tokens.mask_id, 10]), torch.tensor([20, policy.tokens.mask_id, 22, 2])
     assert torch.equal(bare_logits(model, source, ids), bare_logits(policy.model, source, ids))
     tied = [
         m.get_input_embeddings().weight.data_ptr() == m.get_output_embeddings().weight.data_ptr()
@@ -377,10 +377,10 @@ def test_a_saved_policy_loads_without_this_library(tiny_policy, tmp_path, kind, 
 @torch.no_grad()
 def test_a_saved_policy_loads_as_a_policy_and_its_mask_token_stays(tiny_policy, tiny_batch, tmp_path, kind):
     policy = tiny_policy(kind, mask=False)
-    policy.model.get_input_embeddings().weight[policy.mask_id] += 0.5
+    policy.model.get_input_embeddings().weight[policy.tokens.mask_id] += 0.5
     policy.save(tmp_path)
     again = Policy.load(str(tmp_path)).eval()
-    assert again.mask_id == policy.mask_id
+    assert again.tokens.mask_id == policy.tokens.mask_id
     batch = tiny_batch(policy)
     rows = three_rows(policy, batch)
     for new, old in zip(again.predict(batch.source, rows), policy.predict(batch.source, rows), strict=True):
@@ -396,10 +396,10 @@ def test_a_name_that_cannot_be_loaded_is_told(tmp_path):
 @pytest.mark.parametrize("kind", ["bart", "llama"])
 def test_decoded_text_never_shows_the_mask_token_and_the_log_does(tiny_policy, kind, mask):
     policy = tiny_policy(kind, mask=mask)
-    meet, zorvia = policy.tokenizer.convert_tokens_to_ids(["meet", "zorvia"])
-    ids = [0, meet, policy.mask_id, zorvia, policy.mask_id, 2, 1]
-    assert policy.decode([ids, [policy.mask_id], []]) == ["meet zorvia", "", ""]
-    assert "<mask>" in policy.show(ids)
+    meet, zorvia = policy.tokens.tokenizer.convert_tokens_to_ids(["meet", "zorvia"])
+    ids = [0, meet, policy.tokens.mask_id, zorvia, policy.tokens.mask_id, 2, 1]
+    assert policy.tokens.decode([ids, [policy.tokens.mask_id], []]) == ["meet zorvia", "", ""]
+    assert "<mask>" in policy.tokens.show(ids)
 
 
 # ---- text to tokens ----
@@ -408,10 +408,10 @@ def test_decoded_text_never_shows_the_mask_token_and_the_log_does(tiny_policy, k
 @pytest.mark.parametrize("kind", ["bart", "t5", "llama", "gpt2"])
 def test_a_target_ends_with_eos_and_can_be_read_back(tiny_policy, kind):
     policy = tiny_policy(kind)
-    [encoded] = policy.encode_targets([f"  {TEXT}\n"], ["name : zorvia"], 40)
-    assert encoded.ids[-1] == policy.tokenizer.eos_token_id
-    assert encoded.ids.count(policy.tokenizer.eos_token_id) == 1
-    assert policy.decode([encoded.ids]) == [TEXT]
+    [encoded] = policy.tokens.encode_targets([f"  {TEXT}\n"], ["name : zorvia"], 40)
+    assert encoded.ids[-1] == policy.tokens.eos_id
+    assert encoded.ids.count(policy.tokens.eos_id) == 1
+    assert policy.tokens.decode([encoded.ids]) == [TEXT]
     assert not encoded.truncated
     assert encoded.words == ([-1] if kind == "bart" else []) + list(range(7)) + [-1]
 
@@ -419,19 +419,19 @@ def test_a_target_ends_with_eos_and_can_be_read_back(tiny_policy, kind):
 @pytest.mark.parametrize("kind", ["bart", "t5", "llama", "gpt2"])
 def test_a_target_that_is_cut_says_so_and_still_ends_with_eos(tiny_policy, kind):
     policy = tiny_policy(kind)
-    cut, whole = policy.encode_targets([TEXT, "discover"], ["", ""], 5)
+    cut, whole = policy.tokens.encode_targets([TEXT, "discover"], ["", ""], 5)
     assert (cut.truncated, whole.truncated) == (True, False)
     assert len(cut.ids) == 5
-    assert cut.ids[-1] == policy.tokenizer.eos_token_id
-    assert TEXT.startswith(policy.decode([cut.ids])[0])
-    assert len(policy.decode([cut.ids])[0].split()) == (3 if kind == "bart" else 4)
+    assert cut.ids[-1] == policy.tokens.eos_id
+    assert TEXT.startswith(policy.tokens.decode([cut.ids])[0])
+    assert len(policy.tokens.decode([cut.ids])[0].split()) == (3 if kind == "bart" else 4)
 
 
 @pytest.mark.parametrize("kind", ["bart", "llama"])
 def test_a_target_of_just_the_longest_length_is_not_cut(tiny_policy, kind):
     policy = tiny_policy(kind)
-    [free] = policy.encode_targets([TEXT], [""], 40)
-    [tight] = policy.encode_targets([TEXT], [""], len(free.ids))
+    [free] = policy.tokens.encode_targets([TEXT], [""], 40)
+    [tight] = policy.tokens.encode_targets([TEXT], [""], len(free.ids))
     assert tight == free
 
 
@@ -439,7 +439,7 @@ def test_a_target_ends_with_eos_also_where_the_tokenizer_adds_none(tiny_model, t
     """Otherwise an encoder-decoder model would never learn to stop."""
     tokenizer = tiny_tokenizer("bart", template="<s> $A")
     policy = Policy(tiny_model("bart", len(tokenizer)), tokenizer)
-    for encoded in policy.encode_targets([TEXT, "discover"], ["", ""], 5):
+    for encoded in policy.tokens.encode_targets([TEXT, "discover"], ["", ""], 5):
         assert encoded.ids[-1] == tokenizer.eos_token_id
         assert encoded.words[-1] == -1
         assert len(encoded.ids) <= 5
@@ -449,28 +449,30 @@ def test_a_target_ends_with_eos_also_where_the_tokenizer_adds_none(tiny_model, t
 def test_a_prompt_is_cut_on_the_side_that_is_asked_and_says_so(tiny_policy, kind):
     policy = tiny_policy(kind)
     specials = {"bart": 2, "t5": 1, "llama": 1}[kind]
-    left, short = policy.encode_sources([TEXT, "oslo"], 3 + specials, "left")
-    [right] = policy.encode_sources([TEXT], 3 + specials, "right")
-    assert policy.decode([left.ids, right.ids]) == ["lamps from oslo", "discover zorvia the"]
+    left, short = policy.tokens.encode_sources([TEXT, "oslo"], 3 + specials, "left")
+    [right] = policy.tokens.encode_sources([TEXT], 3 + specials, "right")
+    assert policy.tokens.decode([left.ids, right.ids]) == ["lamps from oslo", "discover zorvia the"]
     assert (left.truncated, right.truncated, short.truncated) == (True, True, False)
     assert len(left.ids) == len(right.ids) == 3 + specials
 
 
 def test_cutting_leaves_no_trace_in_the_tokenizer(tiny_policy):
     policy = tiny_policy("bart")
-    side = policy.tokenizer.truncation_side
-    policy.encode_sources([TEXT], 4, "left" if side == "right" else "right")
-    assert policy.tokenizer.truncation_side == side
-    assert len(policy.tokenizer(TEXT)["input_ids"]) == 9
-    assert not policy.encode_sources([TEXT], 40)[0].truncated
+    side = policy.tokens.tokenizer.truncation_side
+    policy.tokens.encode_sources([TEXT], 4, "left" if side == "right" else "right")
+    assert policy.tokens.tokenizer.truncation_side == side
+    assert len(policy.tokens.tokenizer(TEXT)["input_ids"]) == 9
+    assert not policy.tokens.encode_sources([TEXT], 40)[0].truncated
 
 
 def test_a_decoder_only_target_follows_its_prompt_after_one_space(tiny_policy):
     """Prompt and completion, tokenised apart, are the tokens of the text that a reader sees."""
     policy = tiny_policy("gpt2")
     joined = []
-    policy._encode = lambda texts, *args, **kwargs: joined.extend(texts) or []  # the text that reaches the tokenizer
-    policy.encode_targets(["meet zorvia"] * 3, ["name :", "name :\n", ""], 40)
+    policy.tokens._encode = lambda texts, *args, **kwargs: (
+        joined.extend(texts) or []
+    )  # the text that reaches the tokenizer
+    policy.tokens.encode_targets(["meet zorvia"] * 3, ["name :", "name :\n", ""], 40)
     assert joined == [" meet zorvia", "meet zorvia", "meet zorvia"]
 
 
@@ -501,11 +503,11 @@ def test_greedy_decoding_of_a_batch_is_that_of_its_members(tiny_policy, kind):
 def test_greedy_decoding_is_the_argmax_of_the_bare_model(tiny_policy, kind):
     policy = tiny_policy(kind)
     [found] = policy.generate(source_of(policy, PROMPTS[:1]), Decoding(max_new_tokens=8))
-    ids = policy.encode_sources(PROMPTS[:1], 40)[0].ids
+    ids = policy.tokens.encode_sources(PROMPTS[:1], 40)[0].ids
     for token in found:
         with torch.no_grad():
             logits = policy.model(torch.tensor([ids])).logits[0, -1]
-        logits[policy.mask_id] = -torch.inf
+        logits[policy.tokens.mask_id] = -torch.inf
         assert token == logits.argmax()
         ids = [*ids, token]
 
@@ -548,13 +550,13 @@ def push_up(policy, token, by=1000.0):
 def test_the_mask_token_is_never_generated_however_likely(tiny_policy, kind, decoding):
     policy = tiny_policy(kind)
     source = source_of(policy, PROMPTS)
-    push_up(policy, policy.mask_id)
+    push_up(policy, policy.tokens.mask_id)
     free = policy.model.generate(source.ids[:1], attention_mask=source.keep_mask[:1].long(), max_new_tokens=3)
-    assert policy.mask_id in free[0, -3:]  # the rig works: the bare model does generate it
+    assert policy.tokens.mask_id in free[0, -3:]  # the rig works: the bare model does generate it
     outputs = policy.generate(source, decoding)
     assert len(outputs) == 3 * decoding.num_return_sequences
     assert any(outputs)
-    assert not any(policy.mask_id in ids for ids in outputs)
+    assert not any(policy.tokens.mask_id in ids for ids in outputs)
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
@@ -563,7 +565,7 @@ def test_outputs_hold_new_tokens_only_and_are_cut_before_eos(tiny_policy, kind):
     source = source_of(policy, PROMPTS)
     for ids in policy.generate(source, Decoding(max_new_tokens=5, min_new_tokens=5)):
         assert len(ids) == 5
-    push_up(policy, policy.tokenizer.eos_token_id)
+    push_up(policy, policy.tokens.eos_id)
     assert policy.generate(source, Decoding(max_new_tokens=5)) == [[], [], []]
 
 
@@ -622,16 +624,16 @@ def test_an_adapter_trains_and_saves_the_mask_tokens_embedding(
     before, frozen = embedded(policy), policy.predict(batch.source, rows)[1].detach()
     train_a_step(policy, batch)
     after = embedded(policy)
-    others = torch.arange(len(after)) != policy.mask_id
-    assert (after - before)[policy.mask_id].abs().max() > 1e-4
+    others = torch.arange(len(after)) != policy.tokens.mask_id
+    assert (after - before)[policy.tokens.mask_id].abs().max() > 1e-4
     assert torch.equal(after[others], before[others])
     trained = policy.eval().predict(batch.source, rows)
     assert not torch.allclose(trained[1], frozen, atol=1e-3)
 
     policy.save(tmp_path / "adapter")
     again = Policy.load(str(tmp_path / "adapter")).eval()
-    assert again.mask_id == policy.mask_id
-    torch.testing.assert_close(embedded(again)[policy.mask_id], after[policy.mask_id])
+    assert again.tokens.mask_id == policy.tokens.mask_id
+    torch.testing.assert_close(embedded(again)[policy.tokens.mask_id], after[policy.tokens.mask_id])
     assert torch.equal(embedded(again)[others], before[others])
     for new, old in zip(again.predict(batch.source, rows), trained, strict=True):
         torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-4)
@@ -654,7 +656,7 @@ def test_a_loaded_adapter_goes_on_training(tiny_model, tiny_tokenizer, tiny_batc
     again = Policy.load(str(tmp_path / "adapter"))
     before = embedded(again)
     train_a_step(again, batch)
-    assert (embedded(again) - before)[again.mask_id].abs().max() > 1e-4
+    assert (embedded(again) - before)[again.tokens.mask_id].abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["bart", "llama"])
@@ -671,7 +673,7 @@ def test_a_saved_adapter_loads_without_this_library(tiny_model, tiny_tokenizer, 
 
 def predicts_alike(plain, policy):
     """An adapter that was loaded without this library, against the policy that saved it."""
-    source, ids = torch.tensor([8, 9, 10]), torch.tensor([20, policy.mask_id, 22, 2])
+    source, ids = torch.tensor([8, 9, 10]), torch.tensor([20, policy.tokens.mask_id, 22, 2])
     with torch.no_grad():
         found, own = (bare_logits(m.get_base_model(), source, ids) for m in (plain.eval(), policy.eval().model))
     torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
@@ -684,7 +686,7 @@ def test_an_adapter_with_a_new_mask_token_loads_without_this_library(
     """The base's table lacks the row of a mask token that was added: AutoPeftModelFor... makes it as large as the
     tokenizer that lies beside the adapter, and the adapter brings its rows."""
     policy = lora_policy(tiny_model, tiny_tokenizer, tmp_path / "base", kind, mask=False)
-    assert policy.mask_id == len(AutoTokenizer.from_pretrained(tmp_path / "base"))
+    assert policy.tokens.mask_id == len(AutoTokenizer.from_pretrained(tmp_path / "base"))
     train_a_step(policy, tiny_batch(policy))
     policy.save(tmp_path / "adapter")
     auto = AutoPeftModelForSeq2SeqLM if policy.is_encoder_decoder else AutoPeftModelForCausalLM
@@ -698,7 +700,7 @@ def test_an_adapter_on_a_full_table_of_round_size_loads_without_this_library(
     """192 = 3 * 64 tokens and no row to spare, as in SmolLM2 and Llama 3: the table gets one row, not
     64 as without an adapter, because AutoPeftModelFor... makes it as large as the tokenizer."""
     policy = lora_policy(tiny_model, tiny_tokenizer, tmp_path / "base", kind, mask=False, words=("more",))
-    assert (policy.mask_id, len(policy.allowed)) == (192, 193)
+    assert (policy.tokens.mask_id, len(policy.allowed)) == (192, 193)
     train_a_step(policy, tiny_batch(policy))
     policy.save(tmp_path / "adapter")
     auto = AutoPeftModelForSeq2SeqLM if policy.is_encoder_decoder else AutoPeftModelForCausalLM
@@ -726,8 +728,9 @@ def test_what_each_loss_sends_back_is_watched(tiny_policy, tiny_batch, settings,
     head.register_forward_pre_hook(lambda module, args: (args[0].retain_grad(), seen.append(args[0]))[1])
     method, scorer = Method(settings(num_samples=4)), Scorer(policy, RewardSet("click_rate"))
     watched: dict = {}
-    for policy.watched in (watched, None):
-        output = method.step(policy, batch, scorer, Randomness(0, 0))
+    for squares in (watched, None):
+        with policy.watch(squares):
+            output = method.step(policy, batch, scorer, Randomness(0, 0))
         sum(term.weight * term.total for term in output.terms).backward()
     gradient, first = seen[0].grad[0], int(batch.target.keep_mask.sum())
     assert watched.keys() == {"mle", "rl"}

@@ -184,7 +184,7 @@ def test_a_scorer_gives_the_same_either_way(tiny_policy: Any, tiny_batch: Any, e
     batch = tiny_batch(policy, 4)
     hidden = batch.target.ordinary & (batch.target.words % 2 == 1)
     draws = torch.arange(int(hidden.sum()) * 5).view(-1, 5) % 90 + 20
-    end = policy.tokenizer.eos_token_id if ends else None
+    end = policy.tokens.eos_id if ends else None
     draws = draws if end is None else draws.masked_fill(draws % 7 == 0, end)
     samples = Samples(batch.target, hidden, draws, end)
     rewards = RewardSet(["rouge", "rougeL"], weights=[0.3, 1.7])

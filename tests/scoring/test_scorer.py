@@ -240,7 +240,7 @@ def test_scorer_hands_over_texts_and_repeats_the_columns(policy, tiny_batch):
     assert seen["references"] == [r for r in batch.columns["references"] for _ in range(2)]
     assert "prompt" not in seen
     assert "completion" not in seen
-    words_of = policy.tokenizer.convert_ids_to_tokens
+    words_of = policy.tokens.tokenizer.convert_ids_to_tokens
     for number, text in enumerate(seen["completions"]):
         rest = batch.columns["completion"][number // 2].split()[1:]
         assert text == " ".join([words_of(20 + number % 2), *rest])

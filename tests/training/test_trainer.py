@@ -24,7 +24,7 @@ from integration.toy import (
     train,
     weights,
 )
-from semioffline import SemiOfflineTrainer
+from semioffline import Policy, SemiOfflineTrainer
 from semioffline.algorithm.tensors import StepOutput, Term
 from semioffline.errors import UserError
 from semioffline.methods.base import BaseMethod
@@ -52,10 +52,17 @@ def test_metrics_have_their_names(tmp_path: Path) -> None:
         assert line["loss"] == pytest.approx(line["loss/mle"] + line["loss/rl"], rel=1e-5)
 
 
-def test_gradients_are_watched_at_logged_steps_only(tmp_path: Path) -> None:
-    trainer = train(tmp_path, max_steps=3, logging_steps=2)
+def test_gradients_are_watched_at_logged_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, watch = [], Policy.watch
+
+    def note(policy: Policy, squares: dict[str, torch.Tensor] | None) -> Any:
+        given.append(squares)
+        return watch(policy, squares)
+
+    monkeypatch.setattr(Policy, "watch", note)
+    train(tmp_path, max_steps=3, logging_steps=2)
     assert [line.get("grad/rl") is not None for line in steps(tmp_path)] == [True]
-    assert trainer.policy.watched is None
+    assert [squares if squares is None else set(squares) for squares in given] == [None, {"mle", "rl"}, None]
 
 
 def test_the_sampler_of_like_lengths_is_told_its_epoch(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def _texts(model: str, policy: Policy, number: int, shape: Shape, candidates: in
         from semioffline.tasks import ads
 
         return ads.build({"train": number})["train"]
-    known = policy.tokenizer.get_vocab()
+    known = policy.tokens.tokenizer.get_vocab()
     vocabulary = words(5000) if "/" in model else [word for word in words(5000) if word in known]
     return Texts(number, shape, vocabulary, candidates)
 
@@ -250,8 +250,8 @@ def _our_trainer(plan: Plan, policy: Policy, texts: Texts, case: Case, arguments
 def _plain_trainer(policy: Policy, texts: Texts, shape: Shape, arguments: dict[str, Any]) -> Trainer:
     """Transformers' Trainer, the model and tensors: what fine-tuning costs without this library."""
     prompts, completions = texts["prompt"], texts["completion"]
-    sources = policy.encode_sources(prompts, shape.source)
-    targets = policy.encode_targets(completions, prompts, shape.target)
+    sources = policy.tokens.encode_sources(prompts, shape.source)
+    targets = policy.tokens.encode_targets(completions, prompts, shape.target)
     rows = []
     for source, target in zip(sources, targets, strict=True):
         ids, labels = source.ids, target.ids

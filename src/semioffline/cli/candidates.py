@@ -84,7 +84,7 @@ def run(argv: list[str]) -> None:
     folder = open_folder(options.output_dir, resume=True)
     policy = model.load().to(device)
     if options.cuda_graphs:
-        policy.replay_decoding()
+        policy.generator.replay_decoding()
     args = MethodConfig(
         output_dir=str(folder),
         use_cpu=device == "cpu",

@@ -45,7 +45,7 @@ def run(argv: list[str]) -> None:
     folder = open_folder(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
     policy = model.load().to(device)
     if options.cuda_graphs:
-        policy.replay_decoding()
+        policy.generator.replay_decoding()
     lengths = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens")
     shared = (*lengths, "num_beams", "length_penalty", "no_repeat_ngram_size")
     args = MethodConfig(

@@ -159,7 +159,7 @@ def _with_candidates(
     device = model.checked_device()
     policy = ModelOptions(str(start), model.device, model.dtype).load().to(device)
     if args.cuda_graphs:
-        policy.replay_decoding(must=False)
+        policy.generator.replay_decoding(must=False)
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     decoding = options.sampling(limits[1])

@@ -19,6 +19,7 @@ from transformers import EncoderDecoderCache
 from transformers.cache_utils import Cache, StaticLayer
 
 from semioffline.cuda.functions import put, record_call
+from semioffline.cuda.replaced import replaced
 from semioffline.cuda.trunk import is_plain, uncached_casts
 from semioffline.errors import UserError
 
@@ -70,16 +71,10 @@ def replayed_steps(
 ) -> Iterator[None]:
     """While one batch of texts is generated with a static cache. as_mask: True = attend -> what the model's attention
     takes."""
-    own, device = vars(decoder).get("forward"), next(decoder.parameters()).device
-    decoder.forward = ReplayedSteps(decoder, as_mask, record or partial(_record, device))  # type: ignore[method-assign]
-    try:
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            yield
-    finally:
-        if own is None:
-            del decoder.forward
-        else:
-            decoder.forward = own  # type: ignore[method-assign]
+    device = next(decoder.parameters()).device
+    steps = ReplayedSteps(decoder, as_mask, record or partial(_record, device))
+    with replaced(decoder, "forward", steps), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        yield
 
 
 def _record(device: torch.device, function: Callable[[], Any]) -> Callable[[], Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from semioffline.cuda.functions import count_recording, put
+from semioffline.cuda.replaced import replaced
 from semioffline.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -240,6 +242,9 @@ class GraphedForward:
             hidden = hidden.clone()
         return graph.body.kind(last_hidden_state=hidden)
 
+    def forget_step(self) -> None:
+        self.busy.clear()
+
     def _release(self, turn: int, gradient: Tensor) -> None:
         self.busy.discard(turn)
 
@@ -280,45 +285,103 @@ class GraphedForward:
         return self._parameters[0].device.type
 
 
-def compile_layers(policy: Any, **options: Any) -> None:
-    """torch.compile the layers of the trunk, each by itself: they are alike, so one or two compilations serve all.
+class Trunk:
+    """The decoder and encoder of a policy, and how they run: plainly, with compiled layers, or as CUDA graphs.
 
-    What stands around them (how rows are laid out, the positions that are wanted) changes with every batch.
+    The policy reads here what compiled code and graphs need of its inputs, and marks what a graph cannot see.
     """
-    policy.layers_are_compiled = True
-    for stack in policy.stacks():
-        for blocks in [module for module in stack.modules() if isinstance(module, nn.ModuleList)]:
-            for block in blocks:
-                block.compile(**options)
 
+    def __init__(self, stacks: list[Any]):
+        self.stacks = stacks
+        """The decoder, and the encoder where there is one."""
+        self.pad_multiple = 1
+        """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
+        self.always_masked = False
+        """Give the model every mask, also where it could do without: it must not choose while a graph is captured."""
+        self.layers_are_compiled = False
+        self.positions: Tensor | None = None
+        """Of the decoder's tokens, where several rows are in one sequence."""
+        self._blocked = False
+        self._replaced = ExitStack()
 
-def use_cuda_graphs(policy: Any) -> None:
-    """Replay the passes of a policy's encoder and decoder."""
+    @property
+    def device(self) -> torch.device:
+        return next(self.stacks[0].parameters()).device
 
-    def at_positions(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def pad_to_multiple_of(self, multiple: int) -> None:
+        self.pad_multiple = multiple
+
+    def mask_always(self) -> None:
+        self.always_masked = True
+
+    def compile_layers(self, **options: Any) -> None:
+        """torch.compile the layers, each by itself: they are alike, so one or two compilations serve all.
+
+        What is around them (how rows are laid out, the positions that are wanted) changes with every batch.
+        """
+        self.layers_are_compiled = True
+        for stack in self.stacks:
+            for blocks in [module for module in stack.modules() if isinstance(module, nn.ModuleList)]:
+                for block in blocks:
+                    block.compile(**options)
+
+    def use_cuda_graphs(self) -> None:
+        """Replay the passes of the decoder and the encoder, until `leave_cuda_graphs`."""
+        self.mask_always()
+        for stack in self.stacks:
+            dropped = getattr(stack, "layerdrop", 0.0)
+            if dropped > 0:
+                raise UserError(
+                    f"cuda_graphs replays every layer, but layerdrop={dropped} leaves some out: set it to 0"
+                )
+            if not isinstance(stack.forward, GraphedForward):
+                graphed = GraphedForward(stack, self._with_positions(stack.forward), self._inputs, self._is_blocked)
+                self._replaced.enter_context(replaced(stack, "forward", graphed))
+
+    def leave_cuda_graphs(self) -> None:
+        """Give the decoder and the encoder their own forward back. The graphs and their memory go."""
+        self._replaced.close()
+        self.always_masked = False
+
+    @property
+    def graphed(self) -> list[GraphedForward]:
+        """For each stack that has graphs, what runs instead of its forward."""
+        return [stack.forward for stack in self.stacks if isinstance(stack.forward, GraphedForward)]
+
+    def forget_step(self) -> None:
+        """A step that was broken off has no backward to wait for."""
+        for graphed in self.graphed:
+            graphed.forget_step()
+
+    @contextmanager
+    def at(self, positions: Tensor | None) -> Iterator[None]:
+        """Inside, these are the positions of the decoder's tokens; None: 0, 1, 2, ..."""
+        before, self.positions = self.positions, positions
+        try:
+            yield
+        finally:
+            self.positions = before
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Inside, no graph is used: the pass reads something that is no argument of the decoder or the encoder."""
+        self._blocked = True
+        try:
+            yield
+        finally:
+            self._blocked = False
+
+    def _with_positions(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """With the positions among the arguments: a graph must know every tensor that it reads."""
 
         def run(*args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
-            policy.positions = positions
-            return forward(*args, **kwargs)
+            with self.at(positions):
+                return forward(*args, **kwargs)
 
         return run
 
-    def extra() -> dict[str, Tensor]:
-        return {} if policy.positions is None else {"positions": policy.positions}
+    def _inputs(self) -> dict[str, Tensor]:
+        return {} if self.positions is None else {"positions": self.positions}
 
-    refuse_adapter(policy.model)
-    policy.always_masked = True
-    policy.fixed = list(policy.parameters())
-    for stack in policy.stacks():
-        dropped = getattr(stack, "layerdrop", 0.0)
-        if dropped > 0:
-            raise UserError(f"cuda_graphs replays every layer, but layerdrop={dropped} leaves some out: set it to 0")
-        if not isinstance(stack.forward, GraphedForward):
-            stack.forward = GraphedForward(stack, at_positions(stack.forward), extra, lambda: policy.adds)
-
-
-def forget_step(policy: Any) -> None:
-    """A step that was broken off has no backward to wait for."""
-    for stack in policy.stacks():
-        stack.forward.busy.clear()
+    def _is_blocked(self) -> bool:
+        return self._blocked

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from semioffline.cuda.functions import record_call
-from semioffline.cuda.trunk import MOST
+from semioffline.cuda.trunk import MOST, Trunk
 
 MOST_UPDATES = 2 * MOST
 """Sets of addresses that clipping, or the optimizer, is recorded for."""
@@ -55,10 +55,10 @@ class ReplayedUpdate:
 class Updates:
     """Clipping and the step of a fused AdamW, replayed."""
 
-    def __init__(self, policy: Any, optimizer: torch.optim.Optimizer, **options: Any):
-        self.policy, self.optimizer, self._options = policy, optimizer, options
+    def __init__(self, trunk: Trunk, optimizer: torch.optim.Optimizer, **options: Any):
+        self.trunk, self.optimizer, self._options = trunk, optimizer, options
         self.parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        self.rates = [torch.zeros((), device=policy.device) for _ in optimizer.param_groups]
+        self.rates = [torch.zeros((), device=trunk.device) for _ in optimizer.param_groups]
         self._loose, self._recorded = self.parameters, 0
         self._places: dict[nn.Parameter, Tensor] = {}
         self._clips: dict[tuple[float, float], ReplayedUpdate] = {}
@@ -99,7 +99,7 @@ class Updates:
 
     def _settle(self) -> None:
         """Gradients that no recorded pass has made, as those of an untied head, are moved to one place as well."""
-        recorded = [stack.forward.weights for stack in self.policy.stacks()]
+        recorded = [graphed.weights for graphed in self.trunk.graphed]
         if sum(map(len, recorded)) != self._recorded:
             self._recorded = sum(map(len, recorded))
             self._loose = [p for p in self.parameters if not any(p in weights for weights in recorded)]
@@ -110,11 +110,11 @@ class Updates:
                 p.grad = self._places[p].copy_(p.grad)
 
 
-def replay_updates(policy: Any, optimizer: Any, accelerator: Any) -> None:
+def replay_updates(trunk: Trunk, optimizer: Any, accelerator: Any) -> None:
     """Have the trainer's clipping and a fused AdamW replayed. Other optimizers step as they do."""
     if type(optimizer) is not torch.optim.AdamW or not optimizer.defaults.get("fused"):
         return
-    updates = Updates(policy, optimizer)
+    updates = Updates(trunk, optimizer)
 
     def step(optimizer: Any, closure: Any = None) -> Any:
         return updates.step()

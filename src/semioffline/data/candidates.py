@@ -78,7 +78,7 @@ def _make(
     seed: int,
 ) -> dict[int, dict[str, Any]]:
     """row number -> candidates and candidate_rewards, best first"""
-    collate, many, made = Collator(policy.pad_id), decoding.num_return_sequences, {}
+    collate, many, made = Collator(policy.tokens.pad_id), decoding.num_return_sequences, {}
     chosen = sorted(chosen, key=lambda n: -len(examples[n].source.ids))  # little padding
     for start in range(0, len(chosen), batch_size):
         part = [examples[n] for n in chosen[start : start + batch_size]]
@@ -88,7 +88,7 @@ def _make(
             uniforms = text_uniforms(batch.index, many, decoding.max_new_tokens, Randomness(seed, 0), "candidates")
         with policy.meter.paused():
             ids = policy.generate(batch.source, decoding, uniforms=uniforms)
-        texts = policy.decode(ids)
+        texts = policy.tokens.decode(ids)
         sums, _ = rewards(reward_columns(batch.columns, texts, ids, many))
         for i, example in enumerate(part):
             pairs = zip(sums[i * many : (i + 1) * many], texts[i * many : (i + 1) * many], strict=True)

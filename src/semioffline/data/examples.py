@@ -107,14 +107,14 @@ class Examples(torch.utils.data.Dataset):
     ) -> list[Example]:
         rows = _messages_to_text(rows, start, policy)
         prompts, completions = rows["prompt"], rows["completion"]
-        sources = policy.encode_sources(prompts, max_prompt, side)
-        targets = policy.encode_targets(completions, prompts, max_completion)
+        sources = policy.tokens.encode_sources(prompts, max_prompt, side)
+        targets = policy.tokens.encode_targets(completions, prompts, max_completion)
         self.truncation.prompts += sum(e.truncated for e in sources)
         self.truncation.completions += sum(e.truncated for e in targets)
         examples = []
         for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
             chosen = _choose(rows, i, start + i, static)
-            candidates = policy.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
+            candidates = policy.tokens.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
             self.truncation.candidates += sum(e.truncated for e in candidates)
             columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
             references = rows.get("references", [None] * len(prompts))[i] or completions[i]
@@ -124,7 +124,7 @@ class Examples(torch.utils.data.Dataset):
             example = Example(start + i, Tokens.of(source), Tokens.of(target), static_tokens, columns)
             if self.with_candidates:
                 ranked = _ranked(rows, i, start + i)
-                encoded = policy.encode_targets(
+                encoded = policy.tokens.encode_targets(
                     [text for _, text in ranked], [prompts[i]] * len(ranked), max_completion
                 )
                 example.candidates = [Tokens.of(e) for e in encoded]
@@ -199,7 +199,7 @@ def _chat_text(messages: list[dict[str, Any]], row: int, policy: Policy) -> str:
     """A conversation through the tokenizer's chat template, up to where the assistant begins to speak."""
     from jinja2 import TemplateError
 
-    tokenizer: Any = policy.tokenizer
+    tokenizer: Any = policy.tokens.tokenizer
     if policy.is_encoder_decoder:
         raise UserError(f"row {row}: the prompt is a list of messages, but an encoder-decoder model reads one text")
     if not tokenizer.chat_template:

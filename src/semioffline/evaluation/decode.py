@@ -20,7 +20,7 @@ def generate_ids(
     """Token ids of one output per example of `part`, in order. Batches are sorted by source length: less padding."""
     numbers = list(range(len(examples)))[part]
     by_length = sorted(numbers, key=lambda n: -len(examples[n].source.ids))
-    collate = Collator(policy.pad_id)
+    collate = Collator(policy.tokens.pad_id)
     outputs: dict[int, list[int]] = {}
     starts = range(0, len(by_length), batch_size)
     for start in tqdm(starts, desc="generate", disable=not progress, leave=False):

@@ -70,7 +70,7 @@ def evaluate(
     """Decode every example and measure `metrics` and the surface of the outputs."""
     with policy.meter.paused():
         ids = generate_ids(policy, examples, decoding, batch_size, progress)
-    return measure(policy.decode(ids), examples, metrics, decoding, ids, policy.device)
+    return measure(policy.tokens.decode(ids), examples, metrics, decoding, ids, policy.device)
 
 
 def measure(

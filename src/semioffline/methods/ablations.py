@@ -78,7 +78,7 @@ class Method(SemiOffline):
             masked_row = replace(masked_row, added_ids=static.ids.masked_fill(~observation.hidden, -1))
             target_logits, logits = policy.predict(batch.source, [target_row, masked_row])
         else:  # the MLE row keeps the plain source: the static target may be its answer
-            source = append_target(batch.source, static, policy.tokenizer.eos_token_id, policy.pad_id)
+            source = append_target(batch.source, static, policy.tokens.eos_id, policy.tokens.pad_id)
             _check_fits(policy, source, static)
             [target_logits] = policy.predict(batch.source, [target_row])
             [logits] = policy.predict(source, [masked_row])

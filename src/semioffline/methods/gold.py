@@ -61,7 +61,7 @@ class Method(BaseMethod[GoldConfig]):
     @torch.no_grad()
     def prepare(self, policy: Policy, examples: Examples) -> None:
         self.start_log_p = []
-        size, collate = self.config.per_device_eval_batch_size, Collator(policy.pad_id)
+        size, collate = self.config.per_device_eval_batch_size, Collator(policy.tokens.pad_id)
         training = policy.training
         policy.eval()
         try:

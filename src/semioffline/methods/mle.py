@@ -26,7 +26,7 @@ def masked_target_row(policy: Policy, batch: Batch, config: MaskedMLESettings, r
         return target_row(batch)
     uniforms = mask_uniforms(target, batch.index, randomness, "mle mask")
     chosen = randomness.uniform("mle share", batch.index, [1] * len(batch))[:, None] < config.mle_mask_share  # (B, 1)
-    shown = hide(target, chosen.to(uniforms) * config.mle_mask_rate, policy.mask_id, uniforms).ids
+    shown = hide(target, chosen.to(uniforms) * config.mle_mask_rate, policy.tokens.mask_id, uniforms).ids
     return Row(ids=shown, keep_mask=target.keep_mask, wanted=target.keep_mask, purpose="mle")
 
 

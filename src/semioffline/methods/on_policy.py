@@ -42,7 +42,7 @@ def greedy_texts(policy: Policy, batch: Batch, max_completion_length: int | None
 
 def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], max_completion_length: int | None) -> Row:
     """One sample for each input as a row to run again; tokens that `generate` forces were not the policy's choice."""
-    padded = pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], policy.pad_id)
+    padded = pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], policy.tokens.pad_id)
     wanted = padded.keep_mask.clone()
     forced = policy.base.generation_config
     if policy.is_encoder_decoder and forced.forced_bos_token_id is not None:
@@ -57,7 +57,7 @@ def sampled_log_p(policy: Policy, logits: Tensor, row: Row, config: RLSettings) 
     """(P,) log-probabilities of a row's wanted tokens under the distribution that was drawn from: temperature, top_k,
     top_p, without what `generate` suppresses."""
     allowed = torch.ones_like(policy.allowed)
-    allowed[sorted(policy.suppressed)] = False
+    allowed[sorted(policy.generator.suppressed)] = False
     return drawn_log_p(logits, row.ids[row.wanted], allowed, config.temperature, config.top_k, config.top_p)
 
 

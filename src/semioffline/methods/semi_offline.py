@@ -97,7 +97,7 @@ class Method(RLMethod[SemiOfflineConfig]):
 
         def log() -> list[CompletionRow]:
             pairs = zip(observation.ids, static.keep_mask, strict=True)
-            shown = [policy.show(ids[keep].tolist()) for ids, keep in pairs]
+            shown = [policy.tokens.show(ids[keep].tolist()) for ids, keep in pairs]
             values = advantages(scores.rewards, config.baseline, config.scale_rewards).values
             return completion_rows(batch, scores.texts, scores.rewards, values, shown)
 
@@ -118,8 +118,8 @@ class Method(RLMethod[SemiOfflineConfig]):
         uniforms = mask_uniforms(static, batch.index, randomness, "mask")
         hidden = choose_hidden(static, rate, uniforms, config.mask_unit, config.mask_pattern, config.mask_span)
         if config.draw_end and config.eos_after is not None:
-            hidden = with_end(static, hidden, policy.tokenizer.eos_token_id, config.eos_after)
-        return cover(static, hidden, policy.mask_id)
+            hidden = with_end(static, hidden, policy.tokens.eos_id, config.eos_after)
+        return cover(static, hidden, policy.tokens.mask_id)
 
     def predict_and_draw(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
@@ -136,7 +136,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         """K samples from the (M, V) logits of the masked positions."""
         config, allowed, end_id = self.config, policy.allowed, None
         if config.eos_after is not None:
-            end_id = policy.tokenizer.eos_token_id
+            end_id = policy.tokens.eos_id
             allowed = allow_end(allowed, static, seen, end_id, config.eos_after)
         uniforms = draw_uniforms(seen, batch.index, config.num_samples, randomness, "draw")
         z = sampling_logits(logits, allowed, config.temperature, config.top_k, config.top_p)

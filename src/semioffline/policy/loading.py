@@ -111,6 +111,11 @@ def is_peft(model: nn.Module) -> bool:
     return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
+def base_of(model: Any) -> Any:
+    """The Hugging Face model, without an adapter's wrapper."""
+    return model.get_base_model() if is_peft(model) else model
+
+
 def add_adapter(model: Any, peft_config: Any, mask_id: int) -> nn.Module:
     """Attach the adapter; the mask token's embedding row is trained and saved with it."""
     from peft import get_peft_model

@@ -15,10 +15,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
 from semioffline.algorithm.tensors import Row, Text, send
+from semioffline.cuda.trunk import Trunk, refuse_adapter
+from semioffline.policy.attention import as_attention_mask
+from semioffline.policy.decoding import Decoding
 from semioffline.policy.generation import Generator
 from semioffline.policy.loading import (
     add_adapter,
     add_mask_token,
+    base_of,
     check_tokenizer,
     is_peft,
     load_model,
@@ -43,8 +47,11 @@ from semioffline.policy.tokens import Codec
 logger = logging.getLogger(__name__)
 
 
-class Policy(Codec, Generator, nn.Module):
+class Policy(nn.Module):
     """Wraps a model and its tokenizer, and hides the difference between the two kinds of model.
+
+    Its parts: `tokens` encodes and decodes text, `generator` writes texts, `trunk` says how the decoder and the encoder
+    run (compiled, or as CUDA graphs), and `meter` counts forward passes.
 
     `forward` runs several target rows that share a source and returns logits only at the positions that are wanted.
     They pass through the model's own output map (scaling, bias, soft-capping, adapters): a hook cuts the trunk's hidden
@@ -66,41 +73,32 @@ class Policy(Codec, Generator, nn.Module):
         share_prompt: bool = True,
     ):
         super().__init__()
-        self.tokenizer = tokenizer
         check_tokenizer(tokenizer)
-        base = model.get_base_model() if is_peft(model) else model
+        base = base_of(model)
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
-        self.mask_id = add_mask_token(base, tokenizer, peft_config is not None or is_peft(model))
-        self.model = add_adapter(model, peft_config, self.mask_id) if peft_config is not None else model
+        mask_id = add_mask_token(base, tokenizer, peft_config is not None or is_peft(model))
+        self.model = add_adapter(model, peft_config, mask_id) if peft_config is not None else model
         if is_peft(self.model) and not mask_row_trains(self.base):
             logger.warning("the mask token's embedding is frozen: add it to the adapter's trainable_token_indices")
-        pad_id = tokenizer.pad_token_id
-        self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
+        decoder, encoder = base.get_decoder(), base.get_encoder() if self.is_encoder_decoder else None
+        self.tokens = Codec(tokenizer, mask_id, self.is_encoder_decoder)
+        self.trunk = Trunk([decoder] if encoder is None else [decoder, encoder])
+        self.generator = Generator(self.model, self.tokens, self.trunk)
         self.share_prompt = share_prompt and takes_block_mask(base)
-        self.layers_are_compiled = False
-        self.always_masked = False
-        """Give the model every mask, also where it could do without: it must not choose while a graph is recorded."""
-        self.fixed: list[nn.Parameter] | None = None
-        """All parameters, once they cannot be replaced any more: graphs were made of them."""
-        self.pad_multiple = 1
-        """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
-        self.register_buffer("allowed", self._allowed_ids(), persistent=False)
+        allowed = self.tokens.allowed_ids(base.get_output_embeddings().weight.shape[0])
+        self.register_buffer("allowed", allowed, persistent=False)
         self.value_head: nn.Linear | None = None
+        self._fixed: list[nn.Parameter] | None = None
+        """All parameters, while CUDA graphs are made of them and they cannot be replaced."""
         self._selected: Tensor | None = None
         self._chosen: Tensor | None = None
-        self.adds = False
-        """While embeddings are added to those of the tokens: a graph would not see them."""
-        self.positions: Tensor | None = None
-        """Of the tokens of several rows in one sequence of a decoder, while it runs."""
         self._states: Tensor | None = None
-        self.watched: dict[str, Tensor] | None = None
-        """Set to {} before a step, it has the square of the norm that each loss's gradient has at the states that the
-        output map sees, after its backward: "mle" and "rl"."""
+        self._watched: dict[str, Tensor] | None = None
         self._runner: Callable[..., Any] | None = None
-        self.meter = Meter(base.get_decoder(), base.get_encoder() if self.is_encoder_decoder else None)
-        base.get_decoder().register_forward_hook(self._cut)
-        if self.is_encoder_decoder and self.share_prompt and hasattr(base.get_decoder(), "embed_positions"):
-            base.get_decoder().embed_positions.register_forward_pre_hook(self._restart, with_kwargs=True)
+        self.meter = Meter(decoder, encoder)
+        decoder.register_forward_hook(self._cut)
+        if self.is_encoder_decoder and self.share_prompt and hasattr(decoder, "embed_positions"):
+            decoder.embed_positions.register_forward_pre_hook(self._restart, with_kwargs=True)
 
     # ---- loading and saving ----
 
@@ -132,7 +130,7 @@ class Policy(Codec, Generator, nn.Module):
         if state_dict is not None:
             state_dict = {k.removeprefix("model."): v for k, v in state_dict.items() if k.startswith("model.")}
         self.model.save_pretrained(folder, state_dict=state_dict)
-        self.tokenizer.save_pretrained(folder)
+        self.tokens.tokenizer.save_pretrained(folder)
 
     # ---- what the trainer asks of a model ----
 
@@ -141,8 +139,17 @@ class Policy(Codec, Generator, nn.Module):
         return all(bool(torch.isfinite(weight).all()) for weight in self.parameters())
 
     @property
+    def base(self) -> Any:
+        """The Hugging Face model, without an adapter's wrapper."""
+        return base_of(self.model)
+
+    @property
     def config(self) -> Any:
         return self.base.config
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
     @property
     def _keys_to_ignore_on_save(self) -> Any:
@@ -150,16 +157,22 @@ class Policy(Codec, Generator, nn.Module):
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Several walks over all modules in every step would take as long as a small model's step."""
-        return iter(self.fixed) if recurse and self.fixed is not None else super().parameters(recurse)
+        return iter(self._fixed) if recurse and self._fixed is not None else super().parameters(recurse)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         self.base.gradient_checkpointing_enable(*args, **kwargs)
         if is_peft(self.model):
             self.base.enable_input_require_grads()
 
-    def stacks(self) -> list[Any]:
-        """The decoder, and the encoder where there is one."""
-        return [self.base.get_decoder(), *([self.base.get_encoder()] if self.is_encoder_decoder else [])]
+    def use_cuda_graphs(self) -> None:
+        """Replay the passes of the encoder and the decoder as CUDA graphs, until `leave_cuda_graphs`."""
+        refuse_adapter(self.model)
+        self._fixed = list(self.parameters())
+        self.trunk.use_cuda_graphs()
+
+    def leave_cuda_graphs(self) -> None:
+        self.trunk.leave_cuda_graphs()
+        self._fixed = None
 
     def max_positions(self) -> int | None:
         """The longest sequence that the model's position table allows, if it has one."""
@@ -177,15 +190,11 @@ class Policy(Codec, Generator, nn.Module):
             return longest
         return max(min(longest, most - (0 if self.is_encoder_decoder else source.ids.shape[1])), 2)
 
-    def _allowed_ids(self) -> Tensor:
-        """(V,) True at ids that may be drawn: tokens of the tokenizer that are not special."""
-        size = self.base.get_output_embeddings().weight.shape[0]
-        special = set(self.tokenizer.all_special_ids)
-        special |= {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        ids = [i for i in self.tokenizer.get_vocab().values() if i < size and i not in special]
-        allowed = torch.zeros(size, dtype=torch.bool)
-        allowed[ids] = True
-        return allowed
+    def generate(
+        self, source: Text, decoding: Decoding, keep_end: bool = False, uniforms: Tensor | None = None
+    ) -> list[list[int]]:
+        """As `Generator.generate`. Under FSDP, Trainer gathers the weights for the method of this name only."""
+        return self.generator.generate(source, decoding, keep_end, uniforms)
 
     # ---- the forward pass ----
 
@@ -197,6 +206,19 @@ class Policy(Codec, Generator, nn.Module):
             yield
         finally:
             object.__setattr__(self, "_runner", None)
+
+    @contextmanager
+    def watch(self, squares: dict[str, Tensor] | None) -> Iterator[None]:
+        """Record, per loss term ("mle", "rl", ...), the squared gradient norm at the LM head's input.
+
+        Args:
+            squares: gets the numbers of the passes inside when their backward runs. None: nothing is recorded.
+        """
+        self._watched = squares
+        try:
+            yield
+        finally:
+            self._watched = None
 
     @overload
     def predict(self, source: Text, rows: list[Row], with_values: Literal[False] = False) -> list[Tensor]: ...
@@ -217,9 +239,9 @@ class Policy(Codec, Generator, nn.Module):
         with self.meter.announce([row.purpose for row in rows], len(source.ids)):
             logits = self._run_seq2seq(source, rows) if self.is_encoder_decoder else self._run_causal(source, rows)
         sizes = [int(row.wanted.sum()) for row in rows]
-        if self.watched is not None and self._chosen is not None and self._chosen.requires_grad:
+        if self._watched is not None and self._chosen is not None and self._chosen.requires_grad:
             names = ["mle" if row.purpose == "mle" else row.term for row in rows]
-            self._chosen.register_hook(partial(self._watch, self.watched, names, sizes))
+            self._chosen.register_hook(partial(_add_squares, self._watched, names, sizes))
         self._chosen = None
         if not with_values:
             return list(logits.split(sizes))
@@ -236,27 +258,28 @@ class Policy(Codec, Generator, nn.Module):
             self.value_head = nn.Linear(head.weight.shape[1], 1, device=self.device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
-            self.fixed = None
+            self._fixed = None
         return self.value_head
 
     def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:
         """Encode once. Rows stand behind one another in one sequence under a block mask, so that the decoder computes
         the keys and values of the source once too; or (where the model takes none) they are len(rows) * B sequences."""
-        source = pad_text(source, self.pad_multiple, self.pad_id)
-        rows = [pad_row(row, self.pad_multiple, self.pad_id) for row in rows]
+        source = pad_text(source, self.trunk.pad_multiple, self.tokens.pad_id)
+        rows = [pad_row(row, self.trunk.pad_multiple, self.tokens.pad_id) for row in rows]
         mask = self._source_mask(source.keep_mask)
         states = self.base.get_encoder()(input_ids=send(source.ids, self.device), attention_mask=mask)[0]
-        together = self.share_prompt and (len(rows) > 1 or self.always_masked)
-        layout = side_by_side(rows, self.config.decoder_start_token_id, self.pad_id, together)
+        together = self.share_prompt and (len(rows) > 1 or self.trunk.always_masked)
+        layout = side_by_side(rows, self.config.decoder_start_token_id, self.tokens.pad_id, together)
+        positions: Tensor | None = None
         more: dict[str, Any] = {}
         if together:
             more["decoder_attention_mask"] = self._block_mask(layout)
-            self.positions = send(layout.positions[0], self.device)
+            positions = send(layout.positions[0], self.device)
         elif len(rows) > 1:
             states = states.repeat(len(rows), 1, 1)
             mask = None if mask is None else mask.repeat(len(rows), *[1] * (mask.dim() - 1))
         added = side_by_side(hints(rows), -1, -1, together).ids if hints(rows) else None
-        try:
+        with self.trunk.at(positions):
             return self._head_at(
                 torch.cat(layout.predicts),
                 added,
@@ -265,28 +288,26 @@ class Policy(Codec, Generator, nn.Module):
                 decoder_input_ids=layout.ids,
                 **more,
             )
-        finally:
-            self.positions = None
 
     def _source_mask(self, keep: Tensor) -> Tensor | None:
         """What the encoder and the attention to it must see. Without padding there is no mask: the fastest kernels take
         none. One that is complete already spares the model a look at its values, for which the host would wait."""
-        if not keep.is_cuda and keep.all() and not self.always_masked:
+        if not keep.is_cuda and keep.all() and not self.trunk.always_masked:
             return None
         if not self.share_prompt:
             return send(keep.long(), self.device)
-        return self._as_attention_mask(send(keep, self.device)[:, None, None, :])
+        return as_attention_mask(self.base, send(keep, self.device)[:, None, None, :])
 
     def _block_mask(self, layout: Layout) -> Tensor:
-        return self._as_attention_mask(block_mask(send(layout.segments, self.device)))
+        return as_attention_mask(self.base, block_mask(send(layout.segments, self.device)))
 
     def _run_causal(self, source: Text, rows: list[Row]) -> Tensor:
         """Rows behind one copy of the prompt under a block mask, or (where the model takes none) one sequence each."""
-        if self.share_prompt and (len(rows) > 1 or self.always_masked):
-            layout = pack(source, rows, self.pad_id, self.pad_multiple)
+        if self.share_prompt and (len(rows) > 1 or self.trunk.always_masked):
+            layout = pack(source, rows, self.tokens.pad_id, self.trunk.pad_multiple)
             length = layout.ids.shape[1]
             selected = [places(layout.predicts[r], row.wanted, length) for r, row in enumerate(rows)]
-            added = pack(without_ids(source), hints(rows), -1, self.pad_multiple).ids if hints(rows) else None
+            added = pack(without_ids(source), hints(rows), -1, self.trunk.pad_multiple).ids if hints(rows) else None
             return self._head_at(
                 torch.cat(selected),
                 added,
@@ -294,13 +315,13 @@ class Policy(Codec, Generator, nn.Module):
                 position_ids=layout.positions,
                 attention_mask=self._block_mask(layout),
             )
-        layouts = [pack(source, [row], self.pad_id, self.pad_multiple) for row in rows]
+        layouts = [pack(source, [row], self.tokens.pad_id, self.trunk.pad_multiple) for row in rows]
         length = max(layout.ids.shape[1] for layout in layouts)
         selected = [
             places(layout.predicts[0], row.wanted, length) + r * len(source.ids) * length
             for r, (layout, row) in enumerate(zip(layouts, rows, strict=True))
         ]
-        ids = torch.cat([widen(layout.ids, length, self.pad_id) for layout in layouts])
+        ids = torch.cat([widen(layout.ids, length, self.tokens.pad_id) for layout in layouts])
         alone = [pack(without_ids(source), [row], -1).ids for row in hints(rows)]
         added = torch.cat([widen(one, length, -1) for one in alone]) if alone else None
         return self._head_at(torch.cat(selected), added, input_ids=ids)
@@ -330,12 +351,11 @@ class Policy(Codec, Generator, nn.Module):
             return output + table.forward(added.clamp(min=0)) * (added >= 0)[..., None]
 
         handle = self.base.get_decoder().get_input_embeddings().register_forward_hook(add)
-        self.adds = True
         try:
-            yield
+            with self.trunk.plain():
+                yield
         finally:
             handle.remove()
-            self.adds = False
 
     def _cut(self, module: nn.Module, args: tuple, output: Any) -> Any:
         if self._selected is not None:
@@ -346,13 +366,13 @@ class Policy(Codec, Generator, nn.Module):
             self._states = None if self.value_head is None else chosen.detach()
         return output
 
-    @staticmethod
-    def _watch(watched: dict[str, Tensor], names: list[str], sizes: list[int], gradient: Tensor) -> None:
-        for name, part in zip(names, gradient.split(sizes), strict=True):
-            watched[name] = part.float().square().sum() + watched.get(name, 0.0)
-
     def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Rows in one sequence: each starts at position 0."""
-        if self.positions is not None:
-            kwargs = kwargs | {"position_ids": self.positions}
+        if self.trunk.positions is not None:
+            kwargs = kwargs | {"position_ids": self.trunk.positions}
         return args, kwargs
+
+
+def _add_squares(watched: dict[str, Tensor], names: list[str], sizes: list[int], gradient: Tensor) -> None:
+    for name, part in zip(names, gradient.split(sizes), strict=True):
+        watched[name] = part.float().square().sum() + watched.get(name, 0.0)

@@ -1,4 +1,4 @@
-"""Text to tokens and back: what a policy does with its tokenizer."""
+"""Text to token ids and back: what a policy does with its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 
@@ -18,24 +20,47 @@ class Encoded(NamedTuple):
 
 
 class Codec:
-    """The text side of a policy."""
+    """Encodes and decodes text for one model, and knows the special token ids.
 
-    tokenizer: PreTrainedTokenizerBase
-    is_encoder_decoder: bool
+    Args:
+        mask_id: the id of the mask token, which `loading.add_mask_token` gives.
+        is_encoder_decoder: the kind of the model. It decides how sources and targets are encoded.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, mask_id: int, is_encoder_decoder: bool):
+        self.tokenizer = tokenizer
+        self.mask_id = mask_id
+        pad_id = tokenizer.pad_token_id
+        self.pad_id: int = tokenizer.eos_token_id if pad_id is None else pad_id
+        self._is_encoder_decoder = is_encoder_decoder
+
+    @property
+    def eos_id(self) -> int:
+        return self.tokenizer.eos_token_id
+
+    def allowed_ids(self, size: int) -> Tensor:
+        """(V,) True at ids that may be drawn: tokens of the tokenizer that are not special. size: V."""
+        special = set(self.tokenizer.all_special_ids)
+        special |= {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        ids = [i for i in self.tokenizer.get_vocab().values() if i < size and i not in special]
+        allowed = torch.zeros(size, dtype=torch.bool)
+        allowed[ids] = True
+        return allowed
 
     def encode_sources(self, texts: Sequence[str], max_length: int, truncation_side: str = "right") -> list[Encoded]:
+        """Prompts. Those of decoder-only models have at least one token."""
         encoded = self._encode(list(texts), max_length, truncation_side)
-        if self.is_encoder_decoder:
+        if self._is_encoder_decoder:
             return encoded
         start = self.tokenizer.bos_token_id
-        start = self.tokenizer.eos_token_id if start is None else start
+        start = self.eos_id if start is None else start
         return [e if e.ids else Encoded([start], [-1], False) for e in encoded]
 
     def encode_targets(self, texts: Sequence[str], prompts: Sequence[str], max_length: int) -> list[Encoded]:
         """Targets end with EOS. In decoder-only models a space joins them to a prompt that ends in no white space."""
         texts = [text.strip() for text in texts]
-        eos = self.tokenizer.eos_token_id
-        if self.is_encoder_decoder:
+        eos = self.eos_id
+        if self._is_encoder_decoder:
             encoded = self._encode(texts, max_length, "right", target=True)
             if all(eos in e.ids for e in encoded):
                 return encoded

@@ -129,7 +129,7 @@ class Scorer:
         self._replay = replay
         self._summarise = _summarise if replay is None else replay(_summarise)
         self._lock = threading.Lock()  # reward functions are called one at a time
-        self.workers = workers if reward_set.built_in and policy.tokenizer.is_fast else 0
+        self.workers = workers if reward_set.built_in and policy.tokens.tokenizer.is_fast else 0
 
     def start_workers(self) -> None:
         """Have them ready when the first samples come."""
@@ -138,7 +138,7 @@ class Scorer:
 
     @cached_property
     def _tokenizer(self) -> str:
-        return self.policy.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
+        return self.policy.tokens.tokenizer.backend_tokenizer.to_str()  # type: ignore[attr-defined]
 
     def __call__(self, samples: Samples, batch: Batch) -> Scores | PendingScores:
         if self.on_device and (found := self._score_on_device(samples, batch)) is not None:
@@ -192,7 +192,7 @@ class Scorer:
 
         def decode() -> list[str]:
             if samples.end_id is not None:
-                return self.policy.decode(samples.token_lists())
+                return self.policy.tokens.decode(samples.token_lists())
             groups, order = _groups(samples)
             draws = samples.draws.int().cpu().numpy()[order].reshape(-1)
             return self._decode(groups, draws)
@@ -255,12 +255,12 @@ class Scorer:
     def _decode(self, groups: list[Group], draws: np.ndarray) -> list[str]:
         """The texts of all samples."""
         if self._decoder is None:
-            return self.policy.decode(_token_lists(groups, draws))
+            return self.policy.tokens.decode(_token_lists(groups, draws))
         return texts_of(self._decoder, groups, draws)
 
     @cached_property
     def _decoder(self) -> FastDecoder | None:
-        tokenizer: Any = self.policy.tokenizer
+        tokenizer: Any = self.policy.tokens.tokenizer
         return FastDecoder(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
     def _ask_workers(self, groups: list[Group], batch: Batch) -> Asked:

@@ -20,7 +20,6 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.cuda.functions import Replayed
-from semioffline.cuda.trunk import compile_layers, forget_step, use_cuda_graphs
 from semioffline.cuda.update import replay_updates
 from semioffline.data.examples import Collator, Epochs, Examples, LikeLengths, as_dataset
 from semioffline.data.lengths import text_limits
@@ -91,10 +90,10 @@ class SemiOfflineTrainer(SafeCheckpoints):
             super().__init__(
                 model=self.policy,
                 args=args,
-                data_collator=Collator(self.policy.pad_id),  # type: ignore[arg-type]
+                data_collator=Collator(self.policy.tokens.pad_id),  # type: ignore[arg-type]
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
-                processing_class=self.policy.tokenizer,
+                processing_class=self.policy.tokens.tokenizer,
                 callbacks=[*(callbacks or []), self.run_log, *_callbacks(args), self._epochs],
                 optimizers=optimizers,
             )
@@ -119,24 +118,24 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
         changes its shapes with every batch."""
         args = self.args
-        self.policy.pad_multiple = args.pad_to_multiple_of
+        self.policy.trunk.pad_to_multiple_of(args.pad_to_multiple_of)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
         if args.torch_compile:
             options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-            compile_layers(self.policy, **{name: value for name, value in options.items() if value is not None})
+            self.policy.trunk.compile_layers(**{n: value for n, value in options.items() if value is not None})
         if args.cuda_graphs:
             if args.device.type != "cuda" or args.world_size > 1:
                 raise UserError(
                     f"cuda_graphs needs one CUDA device and one process, not {args.device} x {args.world_size}"
                 )
-            use_cuda_graphs(self.policy)
-            self.policy.replay_decoding(must=False)
+            self.policy.use_cuda_graphs()
+            self.policy.generator.replay_decoding(must=False)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         made = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
         if made and self.args.cuda_graphs and self.accelerator.scaler is None:
-            replay_updates(self.policy, optimizer, self.accelerator)
+            replay_updates(self.policy.trunk, optimizer, self.accelerator)
         return optimizer
 
     def _make_scorer(self) -> Scorer:
@@ -210,13 +209,14 @@ class SemiOfflineTrainer(SafeCheckpoints):
             model.train()
         batch: Batch = inputs
         if self.args.cuda_graphs:
-            forget_step(self.policy)
+            self.policy.trunk.forget_step()
         if not self.method.batch_on_host:
             batch = inputs.to(self.args.device, non_blocking=True)
         randomness = Randomness(self.args.seed, self.state.global_step)
         measured = self.balance if self.balance is not None and self.balance.measures else None
-        self.policy.watched = {} if measured is not None or self._log_is_due() else None
-        with self.compute_loss_context_manager(), self.policy.through(model):
+        squares: dict[str, Tensor] = {}
+        wanted = squares if measured is not None or self._log_is_due() else None
+        with self.compute_loss_context_manager(), self.policy.through(model), self.policy.watch(wanted):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             if self.balance is not None:
                 self.balance.weigh(output)
@@ -229,9 +229,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
         parts = self._parts(output, num_items_in_batch, known=True)
         loss = self._total(output, parts) if any(term.value for term in output.terms) else loss.detach()
         self._check_finite(seen, loss, batch)
-        self._note(output, parts)
+        self._note(output, parts, squares)
         if measured is not None:
-            measured.see(self.policy.watched or {}, self.args.device)
+            measured.see(squares, self.args.device)
             if self.accelerator.sync_gradients:
                 measured.end_step(partial(self.accelerator.reduce, reduction="sum"))
         return loss * self.args.world_size
@@ -272,12 +272,12 @@ class SemiOfflineTrainer(SafeCheckpoints):
 
     # ---- log ----
 
-    def _note(self, output: StepOutput, parts: dict[str, Tensor]) -> None:
+    def _note(self, output: StepOutput, parts: dict[str, Tensor], squares: dict[str, Tensor]) -> None:
         # the log averages over micro-batches and processes, the loss is their sum
         shares = self.args.world_size * self.current_gradient_accumulation_steps
         for name, value in (output.all_metrics() | {f"loss/{n}": part * shares for n, part in parts.items()}).items():
             self._metrics[name].append(value)
-        for name, square in (self.policy.watched or {}).items():
+        for name, square in squares.items():
             self._metrics[f"grad/{name}"].append(square.sqrt())
         if self._log_is_due() and output.completions is not None and self.accelerator.is_main_process:
             step = self.state.global_step + 1
@@ -341,7 +341,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             ids = [shares[n % world][n // world] for n in range(len(examples))]
         metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
         every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
-        return measure(self.policy.decode(ids), examples, every, decoding, ids, self.args.device)
+        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device)
 
     # ---- checkpoints ----
 

@@ -1,0 +1,21 @@
+"""Attributes of objects that belong to PyTorch or Transformers, replaced for a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_MISSING = object()
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, this object (not its class) has `value` as its attribute; then it has again what it had."""
+    own = vars(owner).get(name, _MISSING)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
