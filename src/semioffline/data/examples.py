@@ -62,6 +62,17 @@ class Truncation:
     candidates: int = 0
     of: int = 0
 
+    def add(
+        self,
+        prompts: Sequence[Encoded] = (),
+        completions: Sequence[Encoded] = (),
+        candidates: Sequence[Encoded] = (),
+    ) -> None:
+        """Count those that were cut."""
+        self.prompts += sum(text.truncated for text in prompts)
+        self.completions += sum(text.truncated for text in completions)
+        self.candidates += sum(text.truncated for text in candidates)
+
     def __str__(self) -> str:
         counts = f"{self.prompts} prompts, {self.completions} completions, {self.candidates} candidates"
         return f"cut to the maximum length: {counts}, of {self.of:,} rows"
@@ -109,27 +120,32 @@ class Examples(torch.utils.data.Dataset):
         prompts, completions = rows["prompt"], rows["completion"]
         sources = policy.tokens.encode_sources(prompts, max_prompt, side)
         targets = policy.tokens.encode_targets(completions, prompts, max_completion)
-        self.truncation.prompts += sum(e.truncated for e in sources)
-        self.truncation.completions += sum(e.truncated for e in targets)
+        self.truncation.add(prompts=sources, completions=targets)
         examples = []
         for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
             chosen = _choose(rows, i, start + i, static)
             candidates = policy.tokens.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
-            self.truncation.candidates += sum(e.truncated for e in candidates)
+            self.truncation.add(candidates=candidates)
             columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
             references = rows.get("references", [None] * len(prompts))[i] or completions[i]
             references = [references] if isinstance(references, str) else list(references)
             columns |= {"prompt": prompts[i], "completion": completions[i], "references": references}
             static_tokens = [Tokens.of(e) for e in candidates] or [Tokens.of(target)]
-            example = Example(start + i, Tokens.of(source), Tokens.of(target), static_tokens, columns)
-            if self.with_candidates:
-                ranked = _ranked(rows, i, start + i)
-                encoded = policy.tokens.encode_targets(
-                    [text for _, text in ranked], [prompts[i]] * len(ranked), max_completion
+            ranked = _ranked(rows, i, start + i) if self.with_candidates else []
+            encoded = policy.tokens.encode_targets(
+                [text for _, text in ranked], [prompts[i]] * len(ranked), max_completion
+            )
+            examples.append(
+                Example(
+                    start + i,
+                    Tokens.of(source),
+                    Tokens.of(target),
+                    static_tokens,
+                    columns,
+                    candidates=[Tokens.of(e) for e in encoded],
+                    candidate_rewards=[reward for reward, _ in ranked],
                 )
-                example.candidates = [Tokens.of(e) for e in encoded]
-                example.candidate_rewards = [reward for reward, _ in ranked]
-            examples.append(example)
+            )
         return examples
 
     def __len__(self) -> int:
@@ -328,6 +344,10 @@ class Epochs(TrainerCallback):
     """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
 
     sampler: LikeLengths | None = None
+
+    def follow(self, sampler: LikeLengths) -> LikeLengths:
+        self.sampler = sampler
+        return sampler
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ class _Measured:
     mle: float = 0.0
     own: float = 0.0
 
+    def add(self, mle: float, own: float) -> None:
+        """The norms of one more step."""
+        self.steps, self.mle, self.own = self.steps + 1, self.mle + mle, self.own + own
+
 
 class Balance:
     """Finds the weights at which the norm of each term's gradient is `ratio` times that of the MLE term's."""
@@ -54,13 +58,15 @@ class Balance:
         term = self.measured.get(name)
         return self.ratio * term.mle / term.own if term is not None and term.own else FIRST
 
-    def weigh(self, output: StepOutput) -> None:
-        """Give the terms their weights."""
+    def weigh(self, output: StepOutput) -> StepOutput:
+        """The same terms with their weights, which are metrics too."""
         for term in output.terms:
             if term.name in TERMS:
                 self.measured.setdefault(term.name, _Measured())
-                term.weight = self.weight(term.name)
-                output.metrics = {**output.metrics, f"{term.name}_weight": term.weight}
+        weights = {term.name: self.weight(term.name) for term in output.terms if term.name in TERMS}
+        terms = [replace(term, weight=weights.get(term.name, term.weight)) for term in output.terms]
+        metrics = {**output.metrics, **{f"{name}_weight": weight for name, weight in weights.items()}}
+        return replace(output, terms=terms, metrics=metrics)
 
     def see(self, watched: Mapping[str, Tensor], device: torch.device) -> None:
         """What the policy watched in one micro-batch."""
@@ -78,8 +84,7 @@ class Balance:
         for name, norm in zip(TERMS, norms, strict=True):
             term = self.measured.get(name)
             if term is not None and term.steps < STEPS and mle > 0 and norm > 0:  # without any reward it tells nothing
-                own = norm / self.weight(name)
-                term.steps, term.mle, term.own = term.steps + 1, term.mle + mle, term.own + own
+                term.add(mle, norm / self.weight(name))
 
     def save(self, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps({name: asdict(term) for name, term in self.measured.items()}))

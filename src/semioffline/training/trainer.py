@@ -219,7 +219,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         with self.compute_loss_context_manager(), self.policy.through(model), self.policy.watch(wanted):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             if self.balance is not None:
-                self.balance.weigh(output)
+                output = self.balance.weigh(output)
             parts = self._parts(output, num_items_in_batch)
             loss = self._total(output, parts)
         self.policy.meter.add_inputs(len(batch))
@@ -267,8 +267,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         examples = (train_dataset or self.train_dataset).examples
         lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        self._epochs.sampler = LikeLengths(lengths, together, self.args.seed)
-        return self._epochs.sampler
+        return self._epochs.follow(LikeLengths(lengths, together, self.args.seed))
 
     # ---- log ----
 
