@@ -1,4 +1,4 @@
-"""Who may import whom, and that importing does nothing slow."""
+"""Who may import whom and set what, and that importing does nothing slow."""
 
 import ast
 import re
@@ -36,6 +36,49 @@ PLAIN_STRINGS = ("errors", "files", "rewards", "tasks")
 WORKER = ("calls", "fast_decode", "named", "pool", "worker")
 """Modules of `scoring` that worker processes load: without torch."""
 FILES = sorted(PACKAGE.rglob("*.py"))
+OTHER_FILES = sorted(
+    p for folder in ("tests", "benchmarks", "examples") for p in PACKAGE.parents[1].glob(f"{folder}/**/*.py")
+)
+
+MAY_SET = {
+    # PyTorch: what a Function keeps for its backward, gradients, a layer of a model
+    "algorithm/deferred.py": {"ctx.deferred", "ctx.types"},
+    "cuda/trunk.py": {"ctx.recording", "parameter.grad"},
+    "policy/loading.py": {"head.weight", "module.p", "module.config", "peft_config.trainable_token_indices", "place.*"},
+    # the one place that replaces the forward of a module, and puts it back
+    "cuda/replaced.py": {"owner.*"},
+    # gradients; the trainer's own optimizer and accelerator, which go when it goes
+    "cuda/update.py": {"p.grad", "optimizer.step", "accelerator.clip_grad_norm_"},
+    # Transformers: an output, a setting of the tokenizer that is put back, arguments, the state of a run
+    "policy/policy.py": {"output.last_hidden_state"},
+    "policy/tokens.py": {"self.tokenizer.truncation_side"},
+    "training/checkpoints.py": {"self.state.best_model_checkpoint"},
+    "training/trainer.py": {
+        "args.metric_for_best_model",
+        "loader.device",
+        "self.accelerator.state.dynamo_plugin.backend",
+    },
+    "experiments/checkpoints.py": {"control.should_evaluate"},
+    "experiments/runs.py": {"args.eval_on_start"},
+    "experiments/timing.py": {"control.should_training_stop"},
+    # parts of a tokenizer and a model that are made here
+    "bench/models.py": {"backend.pre_tokenizer", "backend.post_processor"},
+    "tasks/ads.py": {
+        "tokenizer.pre_tokenizer",
+        "tokenizer.post_processor",
+        "model.generation_config.forced_bos_token_id",
+    },
+    # a copy of a field, and options of the same file
+    "cli/options.py": {"field.metadata", "data.model"},
+    # sacrebleu: what its signature says about references
+    "rewards/bleu.py": {"self._metric.num_refs"},
+    "rewards/chrf.py": {"self._metric.num_refs"},
+    # a decorator of the same file
+    "rewards/surface.py": {"function.signature"},
+}
+"""Attributes of other objects than `self` that a file may set. There is no other way, or the object is made there."""
+MAY_CHANGE = {"policy/attention.py": {"ALL_ATTENTION_FUNCTIONS"}}
+"""Tables of another module that a file may change. It puts back what was there."""
 
 
 def package_of(path: Path) -> str:
@@ -122,6 +165,82 @@ def test_no_file_imports_itself_in_a_circle():
 
     for name in graph:
         follow(name, ())
+
+
+def attributes_set(path: Path) -> set[str]:
+    """`object.name` for each attribute of another object than self that a file sets or deletes; `object.*` where the
+    name is not known."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            found.add((ast.unparse(node.value), node.attr))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1].strip("_") in ("setattr", "delattr"):
+            found.add((ast.unparse(node.args[0]), "*"))
+    return {f"{owner}.{name}" for owner, name in found if owner not in ("self", "cls")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_module_sets_an_attribute_of_another_modules_object(path):
+    allowed = MAY_SET.get(str(path.relative_to(PACKAGE)), set())
+    assert attributes_set(path) == allowed, "an object has methods for what others may change"
+
+
+def test_the_walk_sees_attributes_that_are_set(tmp_path):
+    (tmp_path / "one.py").write_text(
+        "self.a = cls.b = 1\nx.c, self.d.e = 1, 2\nx.f += 1\nfor x.g in (): pass\nwith a as x.h: pass\ndel x.i\n"
+        "setattr(x, 'j', 1)\nobject.__setattr__(y, n, 1)\nsetattr(self, 'k', 1)\nx.l: int = 1\nx.m\nx[0] = 1\n"
+    )
+    assert attributes_set(tmp_path / "one.py") == {"self.d.e", "x.*", "y.*", *(f"x.{name}" for name in "cfghil")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_module_changes_a_table_of_another(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    changed = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            changed.add(ast.unparse(node.value).split(".")[0].split("[")[0].split("(")[0])
+    assert changed & imported == MAY_CHANGE.get(str(path.relative_to(PACKAGE)), set())
+
+
+def names_in(path: Path) -> set[str]:
+    """What a file defines itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    found = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return found
+
+
+DEFINED = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): names_in(p) for p in FILES}
+
+
+@pytest.mark.parametrize("path", [*FILES, *OTHER_FILES], ids=lambda p: str(p.relative_to(PACKAGE.parents[1])))
+def test_a_name_is_imported_from_where_it_is_defined(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module in DEFINED:
+            missing = {alias.name for alias in node.names} - DEFINED[node.module]
+            assert not missing, f"{node.module} does not define {missing}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_module_reads_a_private_name_of_another(path):
+    """Those of PyTorch and Transformers do not count: no file here defines them."""
+    own = names_in(path)
+    others = set().union(*DEFINED.values()) - own
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        names += [node.attr] if isinstance(node, ast.Attribute) else []
+        private = {name for name in names if name.startswith("_") and not name.startswith("__")}
+        assert not private & others, f"{path.relative_to(PACKAGE)} reads {private & others}"
 
 
 @pytest.mark.parametrize("module", TORCH_ONLY)
