@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sample_tables import row_of
+from benchmarks.sample_tables import row_of, wins_of
 from semioffline.errors import UserError
+from semioffline.experiments.results import Comparison, MethodSummary, MetricSummary
 from semioffline.report.table import LEVEL, p_between, read_result, score
 
 ERRORS = 2.0
@@ -37,11 +39,12 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
     path = folder / claim["file"]
     if not path.exists():
         return "–", OPEN
-    comparison = read_result(path)
-    if comparison.get("kind") == "samples":
-        return _in_samples(claim, comparison, path)
-    methods = comparison["methods"]
-    not_run = {run.rpartition(":")[0] for run in comparison.get("missing", [])} - methods.keys()
+    result = read_result(path)
+    if result.get("kind") == "samples":
+        return _in_samples(claim, result, path)
+    comparison = Comparison.from_json(result)
+    methods = comparison.methods
+    not_run = {run.rpartition(":")[0] for run in comparison.missing} - methods.keys()
     if not_run & {claim["better"], claim["worse"]}:
         return "–", OPEN
     for name in ("better", "worse"):
@@ -49,20 +52,20 @@ def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
             raise UserError(f"{path} has no method '{claim[name]}' (it has: {', '.join(methods)})")
     if "share" not in claim:
         return _in_value(claim, comparison, path)
-    if claim["better"] != comparison["reference"]:
-        raise UserError(f"{path} knows when {comparison['reference']} had a reward, not others: {claim['claim']}")
+    if claim["better"] != comparison.reference:
+        raise UserError(f"{path} knows when {comparison.reference} had a reward, not others: {claim['claim']}")
     return _in_time(claim, methods)
 
 
-def _in_value(claim: dict[str, Any], comparison: dict[str, Any], path: Path) -> tuple[str, str]:
+def _in_value(claim: dict[str, Any], comparison: Comparison, path: Path) -> tuple[str, str]:
     metric = claim["metric"]
-    better, worse = (comparison["methods"][claim[name]]["metrics"][metric] for name in ("better", "worse"))
+    better, worse = (comparison.methods[claim[name]].metrics[metric] for name in ("better", "worse"))
     p = p_between(comparison, claim["better"], claim["worse"], metric)
     if p is None:
         raise UserError(
-            f"{path} tests methods against {comparison['reference']} only, not as in the claim: {claim['claim']}"
+            f"{path} tests methods against {comparison.reference} only, not as in the claim: {claim['claim']}"
         )
-    return _compared(better, worse, p, comparison["percent"].get(metric, False))
+    return _compared(better, worse, p, comparison.percent.get(metric, False))
 
 
 def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tuple[str, str]:
@@ -70,20 +73,18 @@ def _in_samples(claim: dict[str, Any], result: dict[str, Any], path: Path) -> tu
     found = [row_of(result, claim[name], claim["mask_rate"]) for name in ("better", "worse")]
     if None in found:
         raise UserError(f"{path} does not have both '{claim['better']}' and '{claim['worse']}' at {claim['mask_rate']}")
-    better, worse = (row["wins"][claim["metric"]] for row in found if row)
-    p = worse["p"] if better["p"] is None else better["p"]
+    better, worse = (wins_of(row, claim["metric"]) for row in found if row)
+    p = worse.p if better.p is None else better.p
     return _compared(better, worse, p, percent=True, unit=" %")
 
 
-def _compared(
-    better: dict[str, Any], worse: dict[str, Any], p: float, percent: bool, unit: str = ""
-) -> tuple[str, str]:
+def _compared(better: MetricSummary, worse: MetricSummary, p: float, percent: bool, unit: str = "") -> tuple[str, str]:
     """Two scores, and p of their difference."""
     said = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-    shown = [score(own | {"p": None}, percent) for own in (better, worse)]  # no star: it is for the reference
+    shown = [score(replace(own, p=None), percent) for own in (better, worse)]  # no star: it is for the reference
     figures = f"{shown[0]}{unit} against {shown[1]}{unit}, {said}"
-    difference = better["mean"] - worse["mean"]
-    if p >= LEVEL or abs(difference) <= ERRORS * _error(better.get("by_seed", []), worse.get("by_seed", [])):
+    difference = better.mean - worse.mean
+    if p >= LEVEL or abs(difference) <= ERRORS * _error(better.by_seed, worse.by_seed):
         return figures, UNCLEAR
     return figures, HOLDS if difference > 0 else FAILS
 
@@ -93,9 +94,9 @@ def _error(*groups: list[float]) -> float:
     return math.sqrt(sum(statistics.variance(group) / len(group) for group in groups if len(group) > 1))
 
 
-def _in_time(claim: dict[str, Any], methods: dict[str, Any]) -> tuple[str, str]:
+def _in_time(claim: dict[str, Any], methods: dict[str, MethodSummary]) -> tuple[str, str]:
     other = methods[claim["worse"]]
-    seconds, matched = other["seconds"], other["matched_after"]
+    seconds, matched = other.seconds, other.matched_after
     if seconds is None:
         return "no seconds are known", UNCLEAR
     figures = f"its reward after {'no' if matched is None else f'{matched:.1f}'} seconds, of {seconds:.1f}"

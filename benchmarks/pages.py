@@ -14,20 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import claims, overview, sample_tables, speed_tables
+from semioffline.bench.results import BenchResult
 from semioffline.errors import UserError, unknown
+from semioffline.experiments.provenance import Provenance
+from semioffline.experiments.results import Comparison
 from semioffline.report import bench, table
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
-    "comparison": lambda result, folder: f"{table.markdown(result)}\n{table.about(result)}",
-    "rouge": lambda result, folder: f"{speed_tables.rouge_markdown(result)}\n{table.about(result)}",
-    "peer": lambda result, folder: f"{speed_tables.peer_markdown(result)}\n{table.about(result)}",
-    "samples": lambda result, folder: f"{sample_tables.markdown(result)}\n{table.about(result)}",
-    "bench": lambda result, folder: f"{bench.markdown(result)}\n{table.about(result)}",
+    "comparison": lambda result, folder: _comparison(Comparison.from_json(result)),
+    "rouge": lambda result, folder: f"{speed_tables.rouge_markdown(result)}\n{_about(result)}",
+    "peer": lambda result, folder: f"{speed_tables.peer_markdown(result)}\n{_about(result)}",
+    "samples": lambda result, folder: f"{sample_tables.markdown(result)}\n{_about(result)}",
+    "bench": lambda result, folder: f"{bench.markdown(BenchResult.from_json(result).rows)}\n{_about(result)}",
     "claims": claims.markdown,
     "overview": overview.markdown,
 }
 """kind of result -> its Markdown; folder: of the page, which paths to other results are relative to"""
+
+
+def _comparison(comparison: Comparison) -> str:
+    return f"{table.markdown(comparison)}\n{table.about_comparison(comparison)}"
+
+
+def _about(result: dict[str, Any]) -> str:
+    return table.about(Provenance.from_json(result["about"]))
 
 
 def fill(page: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from semioffline.experiments.results import MetricSummary
 from semioffline.report.table import as_lines, score
 
 PUSHED = 3
@@ -18,7 +19,7 @@ def markdown(result: dict[str, Any]) -> str:
     pushed = all("pushed" in row for row in result["rows"])
     head += ["pushed up most"] * pushed
     for row in result["rows"]:
-        wins = [score(row["wins"][what], percent=True) for what in ("fill", "output")]
+        wins = [score(wins_of(row, what), percent=True) for what in ("fill", "output")]
         rewards = [f"{row[name]:.4f}" for name in ("reward", "fill_reward", "best_reward")]
         name = [row["static_target"], f"{row['mask_rate']:g}"]
         tokens = ", ".join(f"{_plain(token)} {push:.3f}" for token, push in row.get("pushed", [])[:PUSHED])
@@ -37,6 +38,11 @@ def markdown(result: dict[str, Any]) -> str:
 def _plain(text: str) -> str:
     """As code, so that nothing in it is Markdown; a bar would end the cell."""
     return "`" + " ".join(text.split()).replace("|", "/").replace("`", "'") + "`"
+
+
+def wins_of(row: dict[str, Any], over: str) -> MetricSummary:
+    """How often samples win over the fill or the output."""
+    return MetricSummary.from_json(row["wins"][over])
 
 
 def row_of(result: dict[str, Any], static_target: str, mask_rate: float) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"errors"},),
     ({"config"},),
     ({"files"},),
+    ({"records"},),
     ({"algorithm"},),
     ({"cuda"},),
     ({"policy"}, {"rewards"}, {"tasks"}),
@@ -23,8 +24,8 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"methods"}, {"evaluation"}),
     ({"training"},),
     ({"experiments"},),
-    ({"report"},),
     ({"bench"},),
+    ({"report"},),
     ({"cli"},),
     ({"__main__"},),
 )
@@ -32,7 +33,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
 other. Imports inside functions and under TYPE_CHECKING count."""
 
 TORCH_ONLY = ("tensors", "masking", "sampling", "losses")
-PLAIN_STRINGS = ("errors", "files", "rewards", "tasks")
+PLAIN_STRINGS = ("errors", "files", "records", "rewards", "tasks")
 WORKER = ("calls", "fast_decode", "named", "pool", "worker")
 """Modules of `scoring` that worker processes load: without torch."""
 FILES = sorted(PACKAGE.rglob("*.py"))

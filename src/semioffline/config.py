@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_type_hints
 
@@ -192,6 +192,12 @@ class MethodConfig(TrainingArguments):
             raise unknown(f"setting of {cls.method or 'a method'}", name, setting_names(cls))
         return super().__new__(cls)
 
+    @classmethod
+    def of(cls, settings: Mapping[str, object]) -> Self:
+        """The config with these settings, by name. Their values are checked as those of any other."""
+        values: dict[str, Any] = dict(settings)
+        return cls(**values)
+
     def __post_init__(self) -> None:
         problems = self.problems()
         if problems:
@@ -210,7 +216,7 @@ class MethodConfig(TrainingArguments):
     def shows_bars(self) -> bool:
         return not self.disable_tqdm and self.local_process_index == 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {"method": self.method} | super().to_dict()
 
     def _try_scheduler(self) -> None:

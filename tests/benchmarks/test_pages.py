@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import claims, pages
 from semioffline.errors import UserError
+from semioffline.experiments.results import Comparison
 from semioffline.report import table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -69,7 +70,7 @@ def test_report_fills_the_blocks_of_a_page_and_nothing_else(tmp_path, capsys):
     assert text.startswith("before\n<!-- table: one.json -->\n| method |")
     assert text.endswith("<!-- end -->\nafter\n")
     assert "old" not in text
-    assert table.markdown(comparison()) in text
+    assert table.markdown(Comparison.from_json(comparison())) in text
     assert pages.fill(path) == text
     assert "1 tables" in capsys.readouterr().out
 
@@ -186,4 +187,6 @@ def test_a_claim_about_a_run_that_is_missing_is_open(tmp_path):
     (tmp_path / "one.json").write_text(json.dumps(comparison() | {"missing": ["brio:0", "mft:1"]}))
     assert claims.judge(claim(worse="brio"), tmp_path) == ("–", "not tested yet")
     assert claims.judge(claim(), tmp_path)[1] == "holds"  # of mft one seed is there
-    assert "Not run: brio:0, mft:1" in table.markdown(comparison() | {"missing": ["brio:0", "mft:1"]})
+    assert "Not run: brio:0, mft:1" in table.markdown(
+        Comparison.from_json(comparison() | {"missing": ["brio:0", "mft:1"]})
+    )

@@ -67,10 +67,10 @@ def test_a_single_or_constant_value_has_no_width() -> None:
 def test_results_hold_mean_interval_number_and_signature() -> None:
     evaluation = Evaluation(["a", "b", "c"], {"m": [0.0, 1.0, math.nan]}, {"m": "m|v1"})
     result = evaluation.result(resamples=100, seed=3)["m"]
-    assert result["mean"] == 0.5  # what a metric leaves out is no zero
-    assert 0.0 <= result["low"] <= result["mean"] <= result["high"] <= 1.0
-    assert result["signature"] == "m|v1"
-    assert result["inputs"] == 3
+    assert result.mean == 0.5  # what a metric leaves out is no zero
+    assert 0.0 <= result.low <= result.mean <= result.high <= 1.0
+    assert result.signature == "m|v1"
+    assert result.inputs == 3
     assert result == evaluation.result(resamples=100, seed=3)["m"]
 
 
@@ -198,10 +198,10 @@ def test_a_corpus_metric_has_its_value_over_the_whole_set() -> None:
     streams = [[row[0] for row in WANTED], [row[1] if len(row) > 1 else None for row in WANTED]]
     expected = sacrebleu.corpus_bleu(TEXTS, streams).score / 100
     result = evaluation.result(resamples=200)
-    assert result["corpus_bleu"]["mean"] == evaluation.means()["corpus_bleu"] == pytest.approx(expected, abs=1e-12)
-    assert result["corpus_bleu"]["mean"] != pytest.approx(result["bleu"]["mean"], abs=0.01)
-    assert result["corpus_bleu"]["low"] < expected < result["corpus_bleu"]["high"]
-    assert "level:corpus" in result["corpus_bleu"]["signature"]
+    assert result["corpus_bleu"].mean == evaluation.means()["corpus_bleu"] == pytest.approx(expected, abs=1e-12)
+    assert result["corpus_bleu"].mean != pytest.approx(result["bleu"].mean, abs=0.01)
+    assert result["corpus_bleu"].low < expected < result["corpus_bleu"].high
+    assert "level:corpus" in result["corpus_bleu"].signature
     assert result["corpus_bleu"].to_json().keys() == result["bleu"].to_json().keys()
     assert evaluation.values["corpus_bleu"] == evaluation.values["bleu"]  # of each input, the sentence form
     assert evaluation.statistics.keys() == {"corpus_bleu"}

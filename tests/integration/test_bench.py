@@ -13,8 +13,9 @@ import torch
 from toy import build_rows, save_model
 
 from benchmarks import claims, pages, sample_tables
-from semioffline.bench.measure import METHODS, Clock, add_ratios
+from semioffline.bench.measure import METHODS, Clock, with_ratios
 from semioffline.bench.models import MODELS, SHAPES, Texts, build_policy, build_tokenizer, words
+from semioffline.bench.results import BenchResult, Case, CaseResult, Measured
 from semioffline.cli import compare, main
 from semioffline.cli.compare_options import read_command
 from semioffline.cli.options import as_flags
@@ -260,9 +261,9 @@ def test_time_to_a_reward(peer: Any, tmp_path: Path) -> None:
 
 
 def test_ratios_are_of_the_same_model_shape_and_setting() -> None:
-    def row(setting: str, method: str, seconds: float, mb: float) -> dict[str, Any]:
-        case = {"model": "m", "shape": "s", "batch_size": 4, "setting": setting, "method": method}
-        return case | {"seconds": seconds, "peak_mb": mb}
+    def row(setting: str, method: str, seconds: float, mb: float) -> CaseResult:
+        measured = Measured(seconds, seconds, seconds, 1, 1, 1, 1.0, peak_mb=mb)
+        return CaseResult(Case("m", "s", 4, setting, method, 0), 1, 1, measured)
 
     rows = [
         row("plain", "ft", 1.0, 10),
@@ -270,6 +271,16 @@ def test_ratios_are_of_the_same_model_shape_and_setting() -> None:
         row("graphs", "ft", 0.5, 8),
         row("graphs", "x", 1, 8),
     ]
-    add_ratios(rows)
-    assert [r["to_ft"] for r in rows] == [1, 3, 1, 2]
-    assert [r["memory_to_ft"] for r in rows] == [1, 1.5, 1, 1]
+    rows = with_ratios(rows)
+    assert [r.ratios["to_ft"] for r in rows] == [1, 3, 1, 2]
+    assert [r.ratios["memory_to_ft"] for r in rows] == [1, 1.5, 1, 1]
+
+
+def test_a_result_is_read_as_it_was_written() -> None:
+    """Also those of earlier versions, in docs/results."""
+    for path in sorted((Path(__file__).parents[2] / "docs" / "results").glob("bench-*.json")):
+        found = json.loads(path.read_text())
+        assert BenchResult.from_json(found).to_json() == found
+    failed = CaseResult(Case("m", "s", 4, "plain", "ft", 0), 1, 1, error="OSError: no")
+    assert CaseResult.from_json(failed.to_json()) == failed
+    assert failed.to_json()["error"] == "OSError: no"

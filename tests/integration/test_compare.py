@@ -15,7 +15,7 @@ from datasets import Dataset
 
 from semioffline.cli import main
 from semioffline.cli.compare_options import method_config, read_command
-from semioffline.cli.prepare import _divide as divide
+from semioffline.cli.prepare import divide_inputs
 from semioffline.cli.run_folder import commit
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import paired_p_value
@@ -23,7 +23,7 @@ from semioffline.experiments import timing
 from semioffline.experiments.checkpoints import BestCheckpoint
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.plan import Plan
-from semioffline.experiments.results import Timing
+from semioffline.experiments.results import Comparison, Timing
 from semioffline.experiments.summary import find_reference
 from semioffline.report import table
 
@@ -77,7 +77,7 @@ def test_it_writes_a_table_and_plots_and_is_reproducible(tmp_path, capsys):
     names = {path.name for path in (tmp_path / "a").iterdir()}
     plots = {f"reward-{what}.{ending}" for what in ("seconds", "forward-passes") for ending in ("png", "svg")}
     assert {"comparison.md", "config.yaml", *plots} <= names
-    assert (tmp_path / "a" / "comparison.md").read_text() == table.markdown(first)
+    assert (tmp_path / "a" / "comparison.md").read_text() == table.markdown(Comparison.from_json(first))
 
 
 def test_a_method_that_is_looked_at_in_another_way_looks_at_the_start_itself(tmp_path):
@@ -159,7 +159,7 @@ def test_runs_side_by_side_give_the_same_table(tmp_path):
         assert one["methods"][method]["metrics"] == two["methods"][method]["metrics"]
     assert one["methods"]["semi_offline"]["seconds"] > 0
     assert two["methods"]["semi_offline"]["seconds"] is None
-    header, lines = table.rows(two)
+    header, lines = table.rows(Comparison.from_json(two))
     assert [line[header.index("seconds")] for line in lines] == ["0.0", "–"]
     assert [line[header.index("matched after")] for line in lines] == ["–", "–"]
 
@@ -207,18 +207,18 @@ def test_rows_of_one_input_stay_together_when_some_are_left_out():
     rows = Dataset.from_dict(
         {"prompt": [f"input {n % 10}" for n in range(40)], "completion": [str(n) for n in range(40)]}
     )
-    seen, unseen = divide(rows, 3, seed=0)
+    seen, unseen = divide_inputs(rows, 3, seed=0)
     assert (len(seen), len(unseen)) == (28, 12)
     assert not set(seen["prompt"]) & set(unseen["prompt"])
     assert sorted([*seen["completion"], *unseen["completion"]], key=int) == rows["completion"][:]
     assert (
-        divide(rows, 3, seed=0)[1]["completion"][:]
+        divide_inputs(rows, 3, seed=0)[1]["completion"][:]
         == unseen["completion"][:]
-        != divide(rows, 3, seed=1)[1]["completion"][:]
+        != divide_inputs(rows, 3, seed=1)[1]["completion"][:]
     )
     for number in (0, 10):
         with pytest.raises(UserError, match="there are 10"):
-            divide(rows, number, seed=0)
+            divide_inputs(rows, number, seed=0)
 
 
 def test_what_recording_graphs_takes_is_counted_once_and_not_in_every_step(monkeypatch):
@@ -356,7 +356,7 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
     assert scores[0] == scores[1]
     assert 0 < made["methods"]["mft"]["p_by_method"]["ft@longer"] <= 1
     assert made["about"]["command"].endswith("--beside longer=runs/other")
-    shown = table.about(made)
+    shown = table.about_comparison(Comparison.from_json(made))
     assert f"`{theirs['about']['command']}` (@longer)" in shown
     assert "--model runs/first/start/model" in shown
     assert str(tmp_path) not in shown
@@ -397,7 +397,7 @@ def test_where_semi_offline_is_not_compared_a_table_tests_against_what_is_there(
     made = run(tmp_path, "--budget_steps", "2", "--methods", "mft", "ft@own", "ft", "--settings", '{"ft@own": {}}')
     assert made["reference"] == "mft"
     assert made["methods"]["ft"]["metrics"]["rouge"]["p"] is not None
-    assert "* differs from mft" in table.caption(made)
+    assert "* differs from mft" in table.caption(Comparison.from_json(made))
     assert find_reference("ft", list(made["methods"])) == "ft"
     assert find_reference("ft", ["start", "mft", "ft@own"]) == "ft@own"
     assert find_reference("ft", ["start"]) == "start"

@@ -8,12 +8,12 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -21,6 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput, Term
 from semioffline.bench.models import SHAPES, Shape, Texts, build_policy, words
+from semioffline.bench.results import BenchPlan, Case, CaseResult, Measured
 from semioffline.errors import unknown
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.mft import MFTConfig
@@ -32,7 +33,7 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.training.run_log import as_numbers
 from semioffline.training.trainer import SemiOfflineTrainer
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, bool]] = {
     "plain": {},
     "compile": {"torch_compile": True},
     "graphs": {"cuda_graphs": True},
@@ -43,28 +44,6 @@ METHODS = ("trainer", "ft", "mft", "mft-2", "semi_offline", "brio", "self_critic
 GENERATES = ("self_critic", "avg")
 PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
 """Started by torchrun or accelerate: each has the whole batch size, and the tokens of all are counted."""
-
-
-@dataclass
-class Plan:
-    """What is measured."""
-
-    models: list[str]
-    shapes: list[str]
-    methods: list[str]
-    samples: list[int]
-    settings: list[str]
-    batch_sizes: list[int] = field(default_factory=lambda: [16])
-    warmup: int = 8
-    steps: int = 20
-    window: int = 4
-    candidates: int = 16
-    on_policy_samples: int = 16
-    reward: str = "rouge"
-    device: str = "cpu"
-    dtype: str = "float32"
-    arguments: dict[str, Any] = field(default_factory=dict)
-    """More settings of the trainer."""
 
 
 class TwoRows(BaseMethod[MFTConfig]):
@@ -84,7 +63,7 @@ class Clock(TrainerCallback):
     """Seconds a step over windows of several. The device is waited for at their ends only: within a window the host may
     be ahead of it, as in training."""
 
-    def __init__(self, warmup: int, window: int, device: str):
+    def __init__(self, warmup: int, window: int, device: str) -> None:
         self.warmup, self.window, self.device = warmup, window, device
         self.seconds: list[float] = []
         self.started = 0.0
@@ -108,23 +87,21 @@ class Clock(TrainerCallback):
             torch.cuda.synchronize()
 
 
-def run(plan: Plan, say: Callable[[str], None], keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+def run(plan: BenchPlan, say: Callable[[str], None], keep: Callable[[list[CaseResult]], None]) -> list[CaseResult]:
     """Measure every case; `keep` gets all rows so far after each one, so that nothing is lost."""
-    rows: list[dict[str, Any]] = []
+    rows: list[CaseResult] = []
     for case in cases(plan):
-        row: dict[str, Any] = case._asdict()
-        row |= {"source": SHAPES[case.shape].source, "target": SHAPES[case.shape].target}
+        row = CaseResult(case, SHAPES[case.shape].source, SHAPES[case.shape].target)
         try:
             with _silent("semioffline.data.examples"):  # texts are cut on purpose
-                row |= measure(plan, case)
+                row = replace(row, measured=measure(plan, case))
         except Exception as error:  # a case that fails must not cost the others; it stands in the result with its error
-            row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            row = replace(row, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
         gc.collect()
         if plan.device == "cuda":
             torch.cuda.empty_cache()
-        rows.append(row)
-        add_ratios(rows)
-        say(describe(row))
+        rows = with_ratios([*rows, row])
+        say(describe(rows[-1]))
         keep(rows)
     return rows
 
@@ -140,17 +117,7 @@ def _silent(name: str) -> Iterator[None]:
         logger.setLevel(before)
 
 
-class Case(NamedTuple):
-    model: str
-    shape: str
-    batch_size: int
-    setting: str
-    method: str
-    samples: int
-    """K; 0 for methods that have none."""
-
-
-def cases(plan: Plan) -> Iterator[Case]:
+def cases(plan: BenchPlan) -> Iterator[Case]:
     for name, known, given in (
         ("shape", SHAPES, plan.shapes),
         ("method", METHODS, plan.methods),
@@ -167,7 +134,7 @@ def cases(plan: Plan) -> Iterator[Case]:
             yield Case(*outer, samples)
 
 
-def measure(plan: Plan, case: Case) -> dict[str, Any]:
+def measure(plan: BenchPlan, case: Case) -> Measured:
     """One case: a fresh model, `warmup` steps, then windows of steps."""
     model, method, shape = case.model, case.method, SHAPES[case.shape]
     os.environ.pop("ACCELERATE_DYNAMO_BACKEND", None)  # what torch_compile in the case before left behind
@@ -181,28 +148,33 @@ def measure(plan: Plan, case: Case) -> dict[str, Any]:
         arguments = _arguments(plan, folder, warmup + steps) | SETTINGS[case.setting]
         arguments |= {"per_device_train_batch_size": case.batch_size}
         if method == "trainer":
-            trainer: Any = _plain_trainer(policy, texts, shape, arguments)
+            trainer: Trainer = _plain_trainer(policy, texts, shape, arguments)
         else:
             trainer = _our_trainer(plan, policy, texts, case, arguments)
         trainer.add_callback(clock)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     seconds = statistics.median(clock.seconds)
-    row = {
-        "seconds": seconds,
-        "fastest": min(clock.seconds),
-        "slowest": max(clock.seconds),
-        "windows": len(clock.seconds),
-        "window": window,
-        "processes": PROCESSES,
-        "tokens_per_second": case.batch_size * PROCESSES * (shape.source + shape.target) / seconds,
-        "peak_mb": peak.get("mb"),
-        "reserved_mb": torch.cuda.max_memory_reserved() / 2**20 if plan.device == "cuda" else None,  # with graphs
-    }
-    for name in ("time/reward", "time/reward_wait"):
-        values = as_numbers(getattr(trainer, "_metrics", {}).get(name, []))[warmup:]
-        row[name.replace("time/", "seconds_")] = statistics.median(values) if values else None
-    return row
+    return Measured(
+        seconds=seconds,
+        fastest=min(clock.seconds),
+        slowest=max(clock.seconds),
+        windows=len(clock.seconds),
+        window=window,
+        processes=PROCESSES,
+        tokens_per_second=case.batch_size * PROCESSES * (shape.source + shape.target) / seconds,
+        peak_mb=peak.get("mb"),
+        reserved_mb=torch.cuda.max_memory_reserved() / 2**20 if plan.device == "cuda" else None,
+        seconds_reward=_median_metric(trainer, "time/reward", warmup),
+        seconds_reward_wait=_median_metric(trainer, "time/reward_wait", warmup),
+    )
+
+
+def _median_metric(trainer: Trainer, name: str, warmup: int) -> float | None:
+    """The median over the steps after the warmup; None where no step has this metric."""
+    metrics = trainer.step_metrics if isinstance(trainer, SemiOfflineTrainer) else {}
+    values = as_numbers(metrics.get(name, []))[warmup:]
+    return statistics.median(values) if values else None
 
 
 def _texts(model: str, policy: Policy, number: int, shape: Shape, candidates: int) -> Any:
@@ -215,7 +187,7 @@ def _texts(model: str, policy: Policy, number: int, shape: Shape, candidates: in
     return Texts(number, shape, vocabulary, candidates)
 
 
-def _arguments(plan: Plan, folder: str, steps: int) -> dict[str, Any]:
+def _arguments(plan: BenchPlan, folder: str, steps: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "max_steps": steps,
@@ -230,18 +202,15 @@ def _arguments(plan: Plan, folder: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _our_trainer(plan: Plan, policy: Policy, texts: Texts, case: Case, arguments: dict[str, Any]) -> SemiOfflineTrainer:
+def _our_trainer(
+    plan: BenchPlan, policy: Policy, texts: Texts, case: Case, arguments: Mapping[str, object]
+) -> SemiOfflineTrainer:
     method, shape = case.method, SHAPES[case.shape]
-    own_settings: dict[str, Any] = {"num_samples": max(case.samples, 2)} if method in ("semi_offline", "avg") else {}
-    args = config_class("mft" if method == "mft-2" else method)(
-        **own_settings,
-        max_prompt_length=shape.source,
-        max_completion_length=shape.target,
-        log_completions=False,
-        eval_metrics=[],
-        **arguments,
-        **plan.arguments,
-    )
+    own_settings = {"num_samples": max(case.samples, 2)} if method in ("semi_offline", "avg") else {}
+    text = {"max_prompt_length": shape.source, "max_completion_length": shape.target}
+    log = {"log_completions": False, "eval_metrics": []}
+    kind = config_class("mft" if method == "mft-2" else method)
+    args = kind.of({**own_settings, **text, **log, **arguments, **plan.arguments})
     own = TwoRows(args) if isinstance(args, MFTConfig) and method == "mft-2" else None
     reward = plan.reward if method in ("semi_offline", *GENERATES) else None
     return SemiOfflineTrainer(policy, reward, args, texts, method=own)
@@ -266,28 +235,33 @@ def _plain_trainer(policy: Policy, texts: Texts, shape: Shape, arguments: dict[s
     return Trainer(policy.base, args, data_collator=collate, train_dataset=rows)  # type: ignore[arg-type]
 
 
-def add_ratios(rows: list[dict[str, Any]]) -> None:
-    """For each row, its seconds and memory over those of ft and of mft-2 in the same setting."""
-    same = ("model", "shape", "batch_size", "setting")
-    known = {(*(r[key] for key in same), r["method"]): r for r in rows if "seconds" in r}
+def with_ratios(rows: list[CaseResult]) -> list[CaseResult]:
+    """The rows with their seconds and memory over those of ft and of mft-2 in the same setting."""
+    known = {row.case._replace(samples=0): row.measured for row in rows if row.measured is not None}
+    found = []
     for row in rows:
+        ratios = dict(row.ratios)
         for name in ("ft", "mft-2"):
-            base = known.get((*(row[key] for key in same), name))
-            if base is None or "seconds" not in row:
+            own, base = row.measured, known.get(row.case._replace(method=name, samples=0))
+            if own is None or base is None:
                 continue
-            row[f"to_{name}"] = row["seconds"] / base["seconds"]
-            if row["peak_mb"] and base["peak_mb"]:
-                row[f"memory_to_{name}"] = row["peak_mb"] / base["peak_mb"]
+            ratios[f"to_{name}"] = own.seconds / base.seconds
+            if own.peak_mb and base.peak_mb:
+                ratios[f"memory_to_{name}"] = own.peak_mb / base.peak_mb
+        found.append(replace(row, ratios=ratios))
+    return found
 
 
-def describe(row: dict[str, Any]) -> str:
-    name = row["method"] + (f" K={row['samples']}" if row["samples"] else "")
-    start = f"{Path(row['model']).name:<14} {row['shape']:<7}{row['batch_size']:>4} {row['setting']:<15} {name:<20}"
-    if "error" in row:
-        return f"{start} failed: {row['error']}"
-    memory = f"{row['peak_mb']:9.0f} MB" if row["peak_mb"] else ""
-    ratios = " ".join(f"{row[k]:6.2f} x {k.removeprefix('to_')}" for k in ("to_ft", "to_mft-2") if k in row)
-    waits = [row.get("seconds_reward"), row.get("seconds_reward_wait")]
+def describe(row: CaseResult) -> str:
+    case, measured = row.case, row.measured
+    name = case.method + (f" K={case.samples}" if case.samples else "")
+    start = f"{Path(case.model).name:<14} {case.shape:<7}{case.batch_size:>4} {case.setting:<15} {name:<20}"
+    if measured is None:
+        return f"{start} failed: {row.error}"
+    memory = f"{measured.peak_mb:9.0f} MB" if measured.peak_mb else ""
+    known = {name: row.ratios[f"to_{name}"] for name in ("ft", "mft-2") if f"to_{name}" in row.ratios}
+    ratios = " ".join(f"{ratio:6.2f} x {name}" for name, ratio in known.items())
+    waits = [measured.seconds_reward, measured.seconds_reward_wait]
     reward = "  rewards {:.1f} ms, waited {:.1f} ms".format(*(1000 * (w or 0) for w in waits)) if waits[0] else ""
-    speed = f"{1000 * row['seconds']:9.1f} ms {row['tokens_per_second']:10.0f} tokens/s"
+    speed = f"{1000 * measured.seconds:9.1f} ms {measured.tokens_per_second:10.0f} tokens/s"
     return f"{start} {speed} {memory} {ratios}{reward}"

@@ -6,7 +6,7 @@ The cost of a step does not depend on the weights, so nothing is downloaded.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ _LARGE = {"d_model": 1024, "encoder_attention_heads": 16, "decoder_attention_hea
 _LARGE |= {"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "max_position_embeddings": 1024}
 _TINY = {"d_model": 128, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 256}
 _TINY |= {"encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "encoder_layers": 2, "decoder_layers": 2}
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, Mapping[str, object]]] = {
     "bart-large": ("Bart", {"vocab_size": 50265, "encoder_layers": 12, "decoder_layers": 12} | _LARGE),
     "pegasus-large": (
         "Pegasus",
@@ -121,7 +121,7 @@ def build_policy(name: str, device: torch.device, dtype: torch.dtype = torch.flo
     torch.manual_seed(0)
     with torch.device(device):
         model = model_class(config)
-    policy = Policy(model.to(dtype), build_tokenizer(sizes["vocab_size"], not causal))
+    policy = Policy(model.to(dtype), build_tokenizer(config.vocab_size, not causal))
     policy.to(device)
     return policy
 

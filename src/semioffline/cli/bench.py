@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from semioffline.cli.options import ModelOptions, parse
+from semioffline.bench.results import BenchPlan, BenchResult, CaseResult
+from semioffline.cli.options import ModelOptions, Recipe, parse
 from semioffline.cli.run_folder import about, open_folder
 from semioffline.config import setting
 
-SMALL: dict[str, Any] = {
+SMALL: Recipe = {
     "models": ["bart-tiny", "llama-tiny"],
     "shapes": ["tiny"],
     "num_samples": [2, 16, 64],
@@ -54,7 +54,6 @@ class BenchOptions:
 
 
 def run(argv: list[str]) -> None:
-    from semioffline.bench.measure import Plan
     from semioffline.bench.measure import run as measure_all
     from semioffline.report.bench import draw
 
@@ -62,9 +61,11 @@ def run(argv: list[str]) -> None:
     model, options = parse("bench", [ModelOptions, BenchOptions], argv, SMALL if small else None)
     folder = open_folder(options.output_dir, resume=True)
     models = [model.model] if model.model else options.models
-    arguments = {name: getattr(options, name) for name in ("reward_workers", "overlap_rewards", "pad_to_multiple_of")}
+    arguments: Recipe = {
+        name: getattr(options, name) for name in ("reward_workers", "overlap_rewards", "pad_to_multiple_of")
+    }
     arguments |= {"optim": options.optim} if options.optim else {}
-    plan = Plan(
+    plan = BenchPlan(
         models=models,
         shapes=options.shapes,
         methods=options.methods,
@@ -83,13 +84,12 @@ def run(argv: list[str]) -> None:
     )
     made = about("bench", argv)
 
-    def keep(rows: list[dict[str, Any]]) -> None:
-        result = {"kind": "bench", "about": made, "plan": asdict(plan), "rows": rows}
-        (folder / "bench.json").write_text(json.dumps(result, indent=1))
+    def keep(rows: list[CaseResult]) -> None:
+        (folder / "bench.json").write_text(json.dumps(BenchResult(made, plan, rows).to_json(), indent=1))
 
     if int(os.environ.get("RANK", "0")) > 0:  # several processes measure together; the first one tells
         measure_all(plan, lambda text: None, lambda rows: None)
         return
     rows = measure_all(plan, lambda text: print(text, flush=True), keep)
-    paths = draw({"rows": rows}, folder)
+    paths = draw(rows, folder)
     print(f"{folder / 'bench.json'}; plots: {', '.join(path.name for path in paths) or 'none'}")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -22,7 +22,6 @@ from semioffline.errors import unknown
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.other_comparisons import labelled_folders
 from semioffline.experiments.plan import START, Plan
-from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.results import Comparison
 from semioffline.experiments.runs import run_one
 from semioffline.experiments.summary import summarise
@@ -60,7 +59,7 @@ def run(argv: list[str]) -> None:
         folder=folder,
         methods=[START, *options.methods],
         seeds=_seeds(options, by_method) | {START: options.seeds[:1]},
-        steps={m: by_method[m]["steps"] for m in options.methods if by_method[m].get("steps")},
+        steps=_steps(options, by_method),
         rewards=options.reward,
         rows=rows,
         dev=None if table_only else task.load(data.source(args.seed, data.eval_limit), "validation"),
@@ -73,7 +72,7 @@ def run(argv: list[str]) -> None:
         keep=options.keep,
         jobs=options.jobs,
         command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
-        about=Provenance(**about("compare", whole)),
+        about=about("compare", whole),
         made_with={"data": asdict(data)} | {k: getattr(options, k) for k in ("reward", "keep", "evaluations")},
         beside=beside,
         extra={
@@ -92,7 +91,14 @@ def run(argv: list[str]) -> None:
 
 
 def _seeds(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, list[int]]:
-    return {method: list(dict.fromkeys(by_method[method].get("seeds", options.seeds))) for method in options.methods}
+    given = {method: cast(list[int], by_method[method].get("seeds", options.seeds)) for method in options.methods}
+    return {method: list(dict.fromkeys(seeds)) for method, seeds in given.items()}
+
+
+def _steps(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, int]:
+    """Of the methods that have a number of steps of their own."""
+    given = {method: cast(int | None, by_method[method].get("steps")) for method in options.methods}
+    return {method: steps for method, steps in given.items() if steps}
 
 
 def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
@@ -104,11 +110,10 @@ def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
 def _write(result: Comparison, folder: Path) -> None:
     from semioffline.report import plots, table
 
-    comparison = result.to_json()
-    (folder / "comparison.json").write_text(json.dumps(comparison, indent=1))
-    (folder / "comparison.md").write_text(table.markdown(comparison))
-    Console(width=max(200, Console().width)).print(table.console(comparison))
-    plots.draw(comparison, folder)
+    (folder / "comparison.json").write_text(json.dumps(result.to_json(), indent=1))
+    (folder / "comparison.md").write_text(table.markdown(result))
+    Console(width=max(200, Console().width)).print(table.console(result))
+    plots.draw(result, folder)
     print(f"comparison.json, comparison.md and plots in {folder}")
 
 

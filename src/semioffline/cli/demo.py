@@ -6,13 +6,14 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from semioffline.cli.options import DataOptions, ModelOptions, Recipe, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.results import Output, StageResult
 from semioffline.cli.run_folder import open_folder, write_result, write_settings
 from semioffline.config import MethodConfig, setting
 from semioffline.errors import UserError
@@ -21,6 +22,11 @@ from semioffline.methods.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import check_names
 from semioffline.tasks.registry import Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from semioffline.training.trainer import SemiOfflineTrainer
 
 
 @dataclass
@@ -47,7 +53,8 @@ def run(argv: list[str]) -> None:
     demo(data, model, options)
 
 
-def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[str, Any]:
+def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[str, StageResult]:
+    """Both stages, one after the other; method -> its result."""
     from semioffline.training.trainer import SemiOfflineTrainer
 
     device = model.checked_device()
@@ -67,11 +74,11 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     folder = open_folder(path)
     write_settings(folder, data, model, options)
 
-    results: dict[str, Any] = {}
+    results: dict[str, StageResult] = {}
     for args in stages:
         trainer = SemiOfflineTrainer(policy, reward if args.method == "semi_offline" else None, args, rows, dev)
         results[args.method] = _train(trainer, test, folder / args.method)
-        write_result(folder, results)
+        write_result(folder, {method: stage.to_json() for method, stage in results.items()})
     _print(results, list(task.metrics))
     if data.task == "ads" and reward == ["click_rate"]:
         _print_check(results, test["category"])
@@ -83,28 +90,30 @@ def _settings(method: str, task: Task, options: DemoOptions, folder: Path, on_cp
     """Of one stage."""
     first = method == "mft"
     steps = options.mft_steps if first else options.rl_steps
-    own: Recipe = {} if first else {"rl_weight": options.rl_weight, "num_samples": options.num_samples}
-    return config_class(method)(
-        **task.settings,
-        **own,
-        output_dir=str(folder / method),
-        seed=options.seed,
-        max_steps=steps,
-        learning_rate=options.mft_learning_rate if first else options.rl_learning_rate,
-        warmup_steps=min(20, steps),
-        per_device_train_batch_size=options.batch_size,
-        per_device_eval_batch_size=100,
-        logging_steps=50,
-        eval_strategy="steps",
-        eval_steps=50,
-        save_strategy="no",
-        eval_metrics=list(task.metrics),
-        report_to="none",
-        use_cpu=on_cpu,
+    own = {} if first else {"rl_weight": options.rl_weight, "num_samples": options.num_samples}
+    return config_class(method).of(
+        {
+            **task.settings,
+            **own,
+            "output_dir": str(folder / method),
+            "seed": options.seed,
+            "max_steps": steps,
+            "learning_rate": options.mft_learning_rate if first else options.rl_learning_rate,
+            "warmup_steps": min(20, steps),
+            "per_device_train_batch_size": options.batch_size,
+            "per_device_eval_batch_size": 100,
+            "logging_steps": 50,
+            "eval_strategy": "steps",
+            "eval_steps": 50,
+            "save_strategy": "no",
+            "eval_metrics": list(task.metrics),
+            "report_to": "none",
+            "use_cpu": on_cpu,
+        }
     )
 
 
-def _train(trainer: Any, test: Any, folder: Path) -> dict[str, Any]:
+def _train(trainer: SemiOfflineTrainer, test: Dataset, folder: Path) -> StageResult:
     """One stage: train, decode the held-out records, save."""
     policy = trainer.policy
     policy.meter.counts.clear()
@@ -115,20 +124,20 @@ def _train(trainer: Any, test: Any, folder: Path) -> dict[str, Any]:
     evaluation = trainer.evaluate_outputs(held_out)
     write_predictions(folder / "predictions.jsonl", evaluation, held_out)
     trainer.save_model(str(folder / "model"))
-    return {
-        "metrics": {name: m.to_json() for name, m in evaluation.result(seed=trainer.args.seed).items()},
-        "cost_per_input": policy.meter.per_input(),
-        "inputs": policy.meter.counts["inputs"],
-        "seconds": seconds,
-        "example": {"prompt": test[0]["prompt"], "output": evaluation.predictions[0]},
-    }
+    return StageResult(
+        metrics=evaluation.result(seed=trainer.args.seed),
+        cost_per_input=policy.meter.per_input(),
+        inputs=policy.meter.counts["inputs"],
+        seconds=seconds,
+        example=Output(test[0]["prompt"], evaluation.predictions[0]),
+    )
 
 
-def _print_check(results: dict[str, Any], categories: list[str]) -> None:
+def _print_check(results: dict[str, StageResult], categories: list[str]) -> None:
     """That the synthetic task is not rigged: ignoring the record buys nothing."""
     from semioffline.tasks.ads import best_single_wording
 
-    before, after = (results[m]["metrics"]["click_rate"]["mean"] for m in ("mft", "semi_offline"))
+    before, after = (results[m].metrics["click_rate"].mean for m in ("mft", "semi_offline"))
     single = best_single_wording(categories)
     print(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
 
@@ -141,17 +150,17 @@ def initial_policy(model: ModelOptions, seed: int) -> Policy:
     return Policy(ads.build_model(seed), ads.build_tokenizer())
 
 
-def _print(results: dict[str, Any], metrics: list[str]) -> None:
+def _print(results: dict[str, StageResult], metrics: list[str]) -> None:
     console = Console(width=max(110, Console().width))
     for method, result in results.items():
-        console.print(f"{method:>13}: {result['example']['output']}", highlight=False)
-    table = Table(title=f"held-out records ({next(iter(results.values()))['metrics']['length']['inputs']})")
+        console.print(f"{method:>13}: {result.example.output}", highlight=False)
+    table = Table(title=f"held-out records ({next(iter(results.values())).metrics['length'].inputs})")
     table.add_column("")
     names = [*metrics, "distinct", "repetition", "length"]
     for name in [*names, "forward passes", "seconds"]:
         table.add_column(name.replace("_", " "), justify="right")
     for method, result in results.items():
-        values = [f"{result['metrics'][name]['mean']:.3f}" for name in names]
-        passes = f"{result['cost_per_input']['forward_passes']:g} / input"
-        table.add_row(method, *values, passes, f"{result['seconds']:.1f}")
+        values = [f"{result.metrics[name].mean:.3f}" for name in names]
+        passes = f"{result.cost_per_input['forward_passes']:g} / input"
+        table.add_row(method, *values, passes, f"{result.seconds:.1f}")
     console.print(table)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.results import EvaluateResult
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
 from semioffline.config import MethodConfig, setting
 from semioffline.data.examples import Examples
@@ -61,14 +62,7 @@ def run(argv: list[str]) -> None:
     write_settings(folder, data, model, options)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     seconds = time.perf_counter() - started
-    write_result(
-        folder,
-        {
-            "split": options.split,
-            "seconds": seconds,
-            "metrics": {name: metric.to_json() for name, metric in metrics.items()},
-            "truncation": str(examples.truncation),
-        },
-    )
+    result = EvaluateResult(options.split, seconds, metrics, str(examples.truncation))
+    write_result(folder, result.to_json())
     print_metrics(f"{model.model}: {options.split}", metrics)
     print(f"{len(examples)} outputs in {seconds:.1f} s; see {folder}")

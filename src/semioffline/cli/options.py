@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,8 +22,8 @@ from semioffline.tasks.registry import Source, Task, load_task
 if TYPE_CHECKING:
     from semioffline.policy.policy import Policy
 
-Recipe = dict[str, Any]
-"""Settings by name, as YAML has them."""
+Recipe = dict[str, object]
+"""Settings by name, as YAML has them. The values are open: the dataclass that reads a setting checks it."""
 
 
 @dataclass
@@ -190,7 +190,7 @@ def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
     return recipe, argv[:at] + argv[at + 2 :]
 
 
-def as_flags(settings: Recipe) -> list[str]:
+def as_flags(settings: Mapping[str, object]) -> list[str]:
     """Settings as the words of a command line."""
     flags = []
     for key, value in settings.items():

@@ -10,16 +10,22 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from semioffline import __version__
+from semioffline.cli.options import Recipe
+from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.evaluation.results import MetricResult
+from semioffline.experiments.provenance import Provenance, Versions
 from semioffline.files import write_atomically
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}
 _SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test_file", "--reward"), "")
@@ -29,7 +35,7 @@ _INSIDE = ("model", "start", "candidates", "candidates.jsonl")
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
 
 
-def versions(system: bool = True) -> dict[str, Any]:
+def versions(system: bool = True) -> Versions:
     """Of this library, what it stands on, and the machine; without the operating system where others will read it."""
     import torch
 
@@ -42,7 +48,7 @@ def versions(system: bool = True) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "gpus": gpus}
     os_name = {"system": platform.platform(terse=True)} if system else {}
-    return {"semioffline": __version__} | found | machine | os_name
+    return {"semioffline": __version__, **found, **machine, **os_name}
 
 
 def commit(checkout: Path = Path(__file__).parents[3]) -> str | None:
@@ -91,9 +97,9 @@ def _last_name(path: Path, before: str) -> str:
     return f"{_last_name(path.parent, 'runs/')}/{path.name}"
 
 
-def about(command: str, argv: list[str]) -> dict[str, Any]:
+def about(command: str, argv: list[str]) -> Provenance:
     """How a result was made, for a file that others read."""
-    return {"command": shown_command(command, argv), "commit": commit(), "versions": versions(system=False)}
+    return Provenance(shown_command(command, argv), commit(), versions(system=False))
 
 
 def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = False) -> Path:
@@ -112,22 +118,22 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
     return path
 
 
-def write_settings(folder: Path, *options: Any) -> None:
+def write_settings(folder: Path, *options: DataclassInstance) -> None:
     """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
     write_atomically(folder / "config.yaml", yaml.safe_dump(settings_of(*options), sort_keys=True))
     (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
 
 
-def settings_of(*options: Any) -> dict[str, Any]:
+def settings_of(*options: DataclassInstance) -> Recipe:
     """As config.yaml has them."""
-    settings: dict[str, Any] = {}
+    settings: Recipe = {}
     for option in options:
-        values = option.to_dict() if hasattr(option, "to_dict") else dataclasses.asdict(option)
+        values = option.to_dict() if isinstance(option, MethodConfig) else dataclasses.asdict(option)
         settings |= {key: value for key, value in values.items() if not key.startswith("_")}
     return json.loads(json.dumps(settings, default=str))
 
 
-def write_result(folder: Path, result: dict[str, Any]) -> None:
+def write_result(folder: Path, result: Mapping[str, object]) -> None:
     write_atomically(folder / "result.json", json.dumps(result, indent=1))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from semioffline.cli.options import DataOptions, ModelOptions, Recipe, at_least, parse, take_recipe, wants_help
+from semioffline.cli.results import TrainResult
 from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
 from semioffline.config import MethodConfig, defining_settings, setting
 from semioffline.errors import UserError, changes
@@ -82,9 +83,9 @@ def _check_same_run(folder: Path, now: Recipe, names: set[str]) -> None:
 
 def _whole_paths(settings: Recipe) -> Recipe:
     return settings | {
-        name: str(Path(settings[name]).resolve())
+        name: str(Path(str(settings[name])).resolve())
         for name in ("model", "data_dir", "train_file")
-        if settings.get(name) and Path(settings[name]).exists()
+        if settings.get(name) and Path(str(settings[name])).exists()
     }
 
 
@@ -108,24 +109,24 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
         write_settings(folder, data, model, options, args)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=options.resume)
-    result: dict[str, Any] = {
-        "method": args.method,
-        "steps": trainer.state.global_step,
-        "seconds": time.perf_counter() - started + trainer.run_log.before,
-        "cost_per_input": policy.meter.per_input(),
-        "truncation": str(trainer.train_dataset.truncation),
-    }
+    result = TrainResult(
+        method=args.method,
+        steps=trainer.state.global_step,
+        seconds=time.perf_counter() - started + trainer.run_log.before,
+        cost_per_input=policy.meter.per_input(),
+        truncation=str(trainer.train_dataset.truncation),
+    )
     if options.resume and not policy.meter.counts["inputs"] and (folder / "result.json").exists():  # all was done
         known = json.loads((folder / "result.json").read_text())
-        result |= {name: known[name] for name in ("seconds", "cost_per_input")}
+        result = replace(result, seconds=known["seconds"], cost_per_input=known["cost_per_input"])
     trainer.save_model(str(folder / "model"))
     if dev is not None:
         evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
         if trainer.accelerator.is_main_process:
             metrics = evaluation.result(seed=args.seed)
-            result["metrics"] = {name: metric.to_json() for name, metric in metrics.items()}
+            result = replace(result, metrics=metrics)
             write_predictions(folder / "predictions.jsonl", evaluation, trainer.eval_dataset)
             print_metrics(f"{args.method}: validation", metrics)
     if trainer.accelerator.is_main_process:
-        write_result(folder, result)
-        print(f"{result['steps']} steps in {result['seconds']:.1f} s; model in {folder / 'model'}")
+        write_result(folder, result.to_json())
+        print(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
 
 from semioffline.data.examples import Examples
 from semioffline.evaluation.statistics import CorpusScore, bootstrap_interval, corpus_value
-
-JsonObject = dict[str, Any]
-"""An object of a JSON file."""
+from semioffline.records import Record
 
 
 @dataclass(frozen=True)
-class FromJson:
-    """Base of results that are kept in JSON files under the names of their fields.
-
-    Files of older versions may lack fields, which then have their defaults; fields that are not known are ignored.
-    """
-
-    @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
-        names = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in data.items() if name in names})
-
-    def to_json(self) -> JsonObject:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class MetricResult(FromJson):
+class MetricResult(Record):
     """One metric over a set of inputs."""
 
     mean: float
@@ -43,9 +24,6 @@ class MetricResult(FromJson):
     high: float
     inputs: int
     signature: str
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
 
 
 @dataclass

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from datasets import Dataset
 
@@ -26,7 +26,7 @@ class Heading(TypedDict, total=False):
 
     kind: str
     title: str
-    own_settings: dict[str, dict[str, Any]]
+    own_settings: dict[str, dict[str, object]]
     preparation: dict[str, float]
 
 
@@ -62,7 +62,7 @@ class Plan:
     """The command that runs one method and seed in a process of its own, for jobs > 1."""
     about: Provenance = field(default_factory=lambda: Provenance("", None, {}))
     """The command, commit and versions of this process."""
-    made_with: dict[str, Any] = field(default_factory=dict)
+    made_with: Mapping[str, object] = field(default_factory=dict)
     """What all runs depend on in addition to `settings`."""
     beside: dict[str, Path] = field(default_factory=dict)
     """label -> folder of a finished comparison from the same initial checkpoint, whose runs are added to the table"""

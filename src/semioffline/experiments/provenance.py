@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from semioffline.evaluation.results import FromJson, JsonObject
+from semioffline.records import Record
 
-Versions = dict[str, Any]
+Versions = Mapping[str, str | int | list[str] | None]
 """Packages and the machine: name -> version, `cores` -> their number, `gpus` -> their names."""
 
 
 @dataclass(frozen=True)
-class Provenance(FromJson):
+class Provenance(Record):
     """The command, commit and versions behind a result, as result files have them under `about`."""
 
     command: str
@@ -21,6 +21,6 @@ class Provenance(FromJson):
     mixed: bool = False
     """Whether some runs were made on another machine or with other versions."""
 
-    def to_json(self) -> JsonObject:
-        found: JsonObject = {"command": self.command, "commit": self.commit, "versions": self.versions}
-        return found | ({"mixed": True} if self.mixed else {})
+    def to_json(self) -> dict[str, object]:
+        found = super().to_json()
+        return found if self.mixed else {name: value for name, value in found.items() if name != "mixed"}

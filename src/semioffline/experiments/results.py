@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
 
-from semioffline.evaluation.results import FromJson, JsonObject, MetricResult
+from semioffline.evaluation.results import MetricResult
 from semioffline.experiments.provenance import Provenance
+from semioffline.records import Record
 
 
 @dataclass(frozen=True)
-class CurvePoint(FromJson):
+class CurvePoint(Record):
     """One evaluation on the validation split during training."""
 
     reward: float
@@ -20,13 +22,13 @@ class CurvePoint(FromJson):
     forward_passes: float = 0.0
     """Over all inputs so far."""
 
-    def to_json(self) -> JsonObject:
+    def to_json(self) -> dict[str, object]:
         names = ("step", "seconds", "forward_passes", "reward")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
-class Timing(FromJson):
+class Timing(Record):
     """How long the steps of a method take, as plan.json has it."""
 
     seconds_per_step: float
@@ -35,20 +37,20 @@ class Timing(FromJson):
     steps: int | None = None
     """Steps that fit into the budget; None for a budget in steps."""
 
-    def to_json(self) -> JsonObject:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    def to_json(self) -> dict[str, object]:
+        return {name: value for name, value in super().to_json().items() if value is not None}
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, kw_only=True)
+class RunResult(Record):
     """One method with one seed: result.json in the folder of a run."""
 
     method: str
     seed: int
     steps: int
-    best_step: int | None
+    best_step: int | None = None
     """Step of the checkpoint that was tested; None: the last one."""
-    validation_inputs: int
+    validation_inputs: int = 0
     seconds: float | None
     """Of training; None where runs share the machine."""
     timed: str
@@ -63,23 +65,9 @@ class RunResult:
     curve: list[CurvePoint]
     about: Provenance | None = None
 
-    @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
-        known = _known(cls, {"best_step": None, "validation_inputs": 0} | data)
-        known["metrics"] = {name: MetricResult.from_json(found) for name, found in data["metrics"].items()}
-        known["curve"] = [CurvePoint.from_json(point) for point in data["curve"]]
-        known["about"] = Provenance.from_json(data["about"]) if data.get("about") else None
-        return cls(**known)
-
-    def to_json(self) -> JsonObject:
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
-        found["metrics"] = {name: metric.to_json() for name, metric in self.metrics.items()}
-        found["curve"] = [point.to_json() for point in self.curve]
-        return found | {"about": None if self.about is None else self.about.to_json()}
-
 
 @dataclass(frozen=True)
-class MetricSummary(FromJson):
+class MetricSummary(Record):
     """One metric of a method, averaged over seeds."""
 
     mean: float
@@ -92,19 +80,19 @@ class MetricSummary(FromJson):
     signature: str = ""
 
 
-@dataclass(frozen=True)
-class MethodSummary:
+@dataclass(frozen=True, kw_only=True)
+class MethodSummary(Record):
     """One method of a comparison, averaged over seeds."""
 
     seeds: list[int]
     metrics: dict[str, MetricSummary]
     forward_passes: float
     """Per input."""
-    cost_per_input: dict[str, float]
+    cost_per_input: dict[str, float] = field(default_factory=dict)
     steps: float
-    best_steps: list[int | None]
+    best_steps: list[int | None] = field(default_factory=list)
     seconds: float | None
-    timed: str
+    timed: str = ""
     peak_mb: float | None
     curve: list[CurvePoint]
     matched_after: float | None
@@ -117,36 +105,17 @@ class MethodSummary:
         """The best reward on validation."""
         return max(point.reward for point in self.curve)
 
-    @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
-        known = _known(cls, {"cost_per_input": {}, "best_steps": [], "timed": ""} | data)
-        known["metrics"] = {name: MetricSummary.from_json(found) for name, found in data["metrics"].items()}
-        known["curve"] = [CurvePoint.from_json(point) for point in data["curve"]]
-        return cls(**known)
-
-    def to_json(self) -> JsonObject:
-        found = {item.name: getattr(self, item.name) for item in fields(self)}
-        found["metrics"] = {name: metric.to_json() for name, metric in self.metrics.items()}
-        return found | {"curve": [point.to_json() for point in self.curve]}
-
 
 @dataclass(frozen=True)
-class OtherComparison:
+class OtherComparison(Record):
     """Where the rows METHOD@LABEL of a comparison come from."""
 
     about: Provenance
     preparation: dict[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
-        return cls(Provenance.from_json(data["about"]), data.get("preparation", {}))
-
-    def to_json(self) -> JsonObject:
-        return {"about": self.about.to_json(), "preparation": self.preparation}
-
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """comparison.json: every method, tested against the reference."""
 
     metrics: list[str]
@@ -162,37 +131,23 @@ class Comparison:
     others: dict[str, OtherComparison] = field(default_factory=dict)
     """label -> another comparison whose runs are rows of this one (`beside` in the file)"""
     title: str = ""
-    own_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    own_settings: dict[str, dict[str, object]] = field(default_factory=dict)
     """method -> the settings that it does not share"""
     preparation: dict[str, float] = field(default_factory=dict)
     """stage before the runs, which all methods share -> its seconds"""
 
     @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
-        known = _known(cls, data)
-        known["methods"] = {name: MethodSummary.from_json(found) for name, found in data["methods"].items()}
-        known["about"] = Provenance.from_json(data["about"])
-        others = data.get("beside", {})
-        return cls(**known, others={label: OtherComparison.from_json(found) for label, found in others.items()})
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        return super().from_json({**data, "others": data.get("beside", {})})
 
-    def to_json(self) -> JsonObject:
-        return {
-            "metrics": self.metrics,
-            "percent": self.percent,
-            "reference": self.reference,
-            "methods": {name: method.to_json() for name, method in self.methods.items()},
-            "missing": self.missing,
-            "wall_seconds": self.wall_seconds,
-            "about": self.about.to_json(),
-            "beside": {label: other.to_json() for label, other in self.others.items()},
-            "kind": "comparison",
-            "title": self.title,
-            "own_settings": self.own_settings,
-            "preparation": self.preparation,
-        }
+    def to_json(self) -> dict[str, object]:
+        found = super().to_json()
+        found |= {"beside": found["others"], "kind": "comparison"}
+        return {name: found[name] for name in _IN_THE_FILE}
 
 
-def _known(cls: type[RunResult | MethodSummary | Comparison], data: JsonObject) -> JsonObject:
-    """Without keys that a class of this version does not have."""
-    names = {item.name for item in fields(cls)}
-    return {name: value for name, value in data.items() if name in names}
+_IN_THE_FILE = (
+    *("metrics", "percent", "reference", "methods", "missing", "wall_seconds", "about", "beside"),
+    *("kind", "title", "own_settings", "preparation"),
+)
+"""The keys of comparison.json, in their order."""

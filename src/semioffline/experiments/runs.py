@@ -8,7 +8,7 @@ from pathlib import Path
 
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError, changes
-from semioffline.evaluation.results import JsonObject, write_predictions
+from semioffline.evaluation.results import write_predictions
 from semioffline.experiments.checkpoints import BestCheckpoint
 from semioffline.experiments.identity import EVALUATION, run_settings
 from semioffline.experiments.plan import RESULT, START, Plan, read_run
@@ -87,7 +87,7 @@ def check_finished_run(plan: Plan, method: str, seed: int) -> None:
         raise UserError(f"{folder} is a run with other settings ({different}): use another --output_dir, or remove it")
 
 
-def _noted(plan: Plan, args: MethodConfig) -> JsonObject:
+def _noted(plan: Plan, args: MethodConfig) -> dict[str, object]:
     """What a run depends on, for its settings.json."""
     budget = "seconds" if plan.budget_steps is None else "steps"
     return json.loads(json.dumps(args.to_dict() | {"budget": budget, "comparison": plan.made_with}, default=str))

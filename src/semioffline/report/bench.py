@@ -3,61 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from semioffline.bench.results import CaseResult
 from semioffline.report.plots import chart
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(rows: list[CaseResult]) -> str:
     """One table for each model and shape: milliseconds of each method, in each setting, with ratios."""
-    rows = [row for row in result["rows"] if "seconds" in row]
+    measured = [row for row in rows if row.measured is not None]
     tables = []
-    for key in dict.fromkeys((row["model"], row["shape"], row["batch_size"]) for row in rows):
-        own = [row for row in rows if (row["model"], row["shape"], row["batch_size"]) == key]
-        tables.append(_table(Path(key[0]).name, own))
+    for key in dict.fromkeys(_key(row) for row in measured):
+        tables.append(_table(Path(key[0]).name, [row for row in measured if _key(row) == key]))
     failed = [
-        f"- {_name(row)} ({row['model']}, {row['shape']}): {row['error']}" for row in result["rows"] if "error" in row
+        f"- {_name(row)} ({row.case.model}, {row.case.shape}): {row.error}" for row in rows if row.measured is None
     ]
     return "\n".join([*tables, *failed, ""])
 
 
-def _table(model: str, rows: list[dict[str, Any]]) -> str:
-    settings = list(dict.fromkeys(row["setting"] for row in rows))
+def _key(row: CaseResult) -> tuple[str, str, int]:
+    return row.case.model, row.case.shape, row.case.batch_size
+
+
+def _table(model: str, rows: list[CaseResult]) -> str:
+    settings = list(dict.fromkeys(row.case.setting for row in rows))
     first = rows[0]
-    lines = [f"**{model}, batch {first['batch_size']}, source {first['source']}, target {first['target']} tokens**", ""]
+    lines = [f"**{model}, batch {first.case.batch_size}, source {first.source}, target {first.target} tokens**", ""]
     head = ["method", *(f"{s}: ms | x ft | x mft-2 | GB" for s in settings)]
     cells = " | ".join(head).count("|") + 1
     lines += [f"| {' | '.join(head)} |", f"|{' --- |' * cells}"]
-    found = {(_name(row), row["setting"]): row for row in rows}
+    found = {(_name(row), row.case.setting): row for row in rows}
     for name in dict.fromkeys(_name(row) for row in rows):
         lines.append(f"| {name} | {' | '.join(_cells(found.get((name, setting))) for setting in settings)} |")
     return "\n".join([*lines, ""])
 
 
-def _name(row: dict[str, Any]) -> str:
-    return row["method"] + (f", K = {row['samples']}" if row["samples"] else "")
+def _name(row: CaseResult) -> str:
+    return row.case.method + (f", K = {row.case.samples}" if row.case.samples else "")
 
 
-def _cells(row: dict[str, Any] | None) -> str:
-    if row is None:
+def _cells(row: CaseResult | None) -> str:
+    if row is None or row.measured is None:
         return "– | – | – | –"
-    ratios = [f"{row[key]:.2f}" if key in row else "–" for key in ("to_ft", "to_mft-2")]
-    memory = f"{row['peak_mb'] / 1024:.1f}" if row["peak_mb"] else "–"
-    return " | ".join([f"{1000 * row['seconds']:.1f}", *ratios, memory])
+    ratios = [f"{row.ratios[key]:.2f}" if key in row.ratios else "–" for key in ("to_ft", "to_mft-2")]
+    memory = f"{row.measured.peak_mb / 1024:.1f}" if row.measured.peak_mb else "–"
+    return " | ".join([f"{1000 * row.measured.seconds:.1f}", *ratios, memory])
 
 
-def draw(result: dict[str, Any], folder: Path) -> list[Path]:
+def draw(rows: list[CaseResult], folder: Path) -> list[Path]:
     """Cost against K, and against the length of the target, both in steps of ft."""
-    rows = [row for row in result["rows"] if "to_ft" in row]
     samples: dict[str, list[tuple[float, float]]] = {}
     lengths: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        model = f"{Path(row['model']).name}, batch {row['batch_size']}"
-        if row["method"] == "semi_offline":
-            samples.setdefault(f"{model}, {row['shape']}, {row['setting']}", []).append((row["samples"], row["to_ft"]))
-        if row["samples"] in (0, 16, 64):
-            name = f"{model}, {_name(row)}, {row['setting']}"
-            lengths.setdefault(name, []).append((row["target"], row["to_ft"]))
+    for row in (row for row in rows if "to_ft" in row.ratios):
+        case, ratio = row.case, row.ratios["to_ft"]
+        model = f"{Path(case.model).name}, batch {case.batch_size}"
+        if case.method == "semi_offline":
+            samples.setdefault(f"{model}, {case.shape}, {case.setting}", []).append((case.samples, ratio))
+        if case.samples in (0, 16, 64):
+            lengths.setdefault(f"{model}, {_name(row)}, {case.setting}", []).append((row.target, ratio))
     charts = (
         ("cost-samples", "samples K", samples, lambda axis: axis.set_xscale("log", base=2)),
         ("cost-length", "target length", lengths, lambda axis: axis.set_yscale("log")),

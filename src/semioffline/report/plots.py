@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from semioffline.experiments.results import Comparison, CurvePoint
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,17 +42,18 @@ def chart(
     return paths
 
 
-def draw(comparison: dict[str, Any], folder: Path) -> list[Path]:
+def draw(comparison: Comparison, folder: Path) -> list[Path]:
     """Reward against seconds and against forward passes."""
 
-    def lines(name: str) -> dict[str, Sequence[tuple[float, float]]]:
-        methods = comparison["methods"].items()
-        return {method: [(p[name], p["reward"]) for p in result["curve"]] for method, result in methods}
+    def lines(cost: Callable[[CurvePoint], float]) -> dict[str, list[tuple[float, float]]]:
+        methods = comparison.methods.items()
+        return {name: [(cost(point), point.reward) for point in method.curve] for name, method in methods}
 
     y, paths = "reward on validation", []
-    if all(result["seconds"] is not None for result in comparison["methods"].values()):
-        paths += chart(folder / "reward-seconds", lines("seconds"), "seconds of training", y, lambda axis: None)
-    passes, x = lines("forward_passes"), "forward passes (all inputs)"
+    if all(method.seconds is not None for method in comparison.methods.values()):
+        seconds = lines(lambda point: point.seconds)
+        paths += chart(folder / "reward-seconds", seconds, "seconds of training", y, lambda axis: None)
+    passes, x = lines(lambda point: point.forward_passes), "forward passes (all inputs)"
     return paths + chart(
         folder / "reward-forward-passes", passes, x, y, lambda axis: axis.set_xscale("symlog", linthresh=100)
     )

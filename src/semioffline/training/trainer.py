@@ -112,7 +112,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
             self.method.prepare(self.policy, self.train_dataset)
         ratio = self.method.rl_ratio
         self.balance = None if ratio is None else Balance(ratio)
-        self._metrics: dict[str, list[float | Tensor]] = defaultdict(list)
+        self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
+        """Of the steps since the last log."""
 
     def _make_fast(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -275,9 +276,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
         # the log averages over micro-batches and processes, the loss is their sum
         shares = self.args.world_size * self.current_gradient_accumulation_steps
         for name, value in (output.all_metrics() | {f"loss/{n}": part * shares for n, part in parts.items()}).items():
-            self._metrics[name].append(value)
+            self.step_metrics[name].append(value)
         for name, square in squares.items():
-            self._metrics[f"grad/{name}"].append(square.sqrt())
+            self.step_metrics[f"grad/{name}"].append(square.sqrt())
         if self._log_is_due() and output.completions is not None and self.accelerator.is_main_process:
             step = self.state.global_step + 1
             write_completions(
@@ -292,14 +293,14 @@ class SemiOfflineTrainer(SafeCheckpoints):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            real = {n: [v for v in as_numbers(values) if not math.isnan(v)] for n, values in self._metrics.items()}
+            real = {n: [v for v in as_numbers(values) if not math.isnan(v)] for n, values in self.step_metrics.items()}
             means = {name: sum(values) / len(values) for name, values in real.items() if values}
             means |= {f"cost/{name}": value for name, value in self.policy.meter.per_input().items()}
             gathered = gather_object([means]) if self.args.world_size > 1 else [means]
             names = dict.fromkeys(name for part in gathered for name in part)
             shares = {name: [part[name] for part in gathered if name in part] for name in names}
             logs = logs | {name: sum(values) / len(values) for name, values in shares.items()}
-            self._metrics.clear()
+            self.step_metrics.clear()
         super().log(logs, start_time)
 
     # ---- evaluation ----
