@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
-MOST = 40
+MOST_NAMES = 40
 """Names in a message; of more, the nearest few."""
 
 
@@ -35,6 +35,6 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     names = sorted(allowed)
     near = get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    shown = names if len(names) <= MOST else sorted(get_close_matches(given, names, n=8, cutoff=0.0))
+    shown = names if len(names) <= MOST_NAMES else sorted(get_close_matches(given, names, n=8, cutoff=0.0))
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
     return UserError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(shown)}{more}.")

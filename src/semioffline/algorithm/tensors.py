@@ -45,7 +45,7 @@ class _Movable:
     """Dataclasses of tensors that go to a device (and into pinned memory) together."""
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        changes: dict[str, Any] = {}
+        changes: dict[str, Tensor | _Movable] = {}
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             if isinstance(value, Tensor):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from functools import partial
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, Recipe, at_least, parse
 from semioffline.cli.run_folder import open_folder, write_settings
 from semioffline.config import MethodConfig, setting
 from semioffline.data.candidates import write_candidates
@@ -41,17 +41,18 @@ class CandidateOptions:
     seed: int = setting(0, "Seed of the sampling.")
 
     def decoding(self, max_new_tokens: int) -> Decoding:
-        shared: dict[str, Any] = {
-            "num_return_sequences": self.num_candidates,
-            "max_new_tokens": max_new_tokens,
-            "min_new_tokens": self.min_new_tokens,
-            "no_repeat_ngram_size": self.no_repeat_ngram_size,
-        }
+        make = partial(
+            Decoding,
+            num_return_sequences=self.num_candidates,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_new_tokens,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+        )
         if self.strategy == "sampling":
-            return Decoding(do_sample=True, top_p=self.top_p, temperature=self.temperature, **shared)
-        shared |= {"num_beams": self.num_candidates, "length_penalty": self.length_penalty}
+            return make(do_sample=True, top_p=self.top_p, temperature=self.temperature)
+        make = partial(make, num_beams=self.num_candidates, length_penalty=self.length_penalty)
         if self.strategy == "beam":
-            return Decoding(**shared)
+            return make()
         if self.strategy == "diverse_beam":
             if self.num_candidates == 1:
                 raise UserError(
@@ -59,7 +60,7 @@ class CandidateOptions:
                     "for one candidate, use --strategy sampling or beam"
                 )
             groups = self.num_beam_groups or self.num_candidates
-            return Decoding(num_beam_groups=groups, diversity_penalty=self.diversity_penalty, **shared)
+            return make(num_beam_groups=groups, diversity_penalty=self.diversity_penalty)
         raise unknown("strategy", self.strategy, STRATEGIES)
 
 
@@ -67,7 +68,7 @@ def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, CandidateOptions]
     task = parse("candidates", types, argv)[0].load_task()
     ours = {field.name for field in fields(CandidateOptions)}  # lengths and repetition, but not the number of beams
-    defaults: dict[str, Any] = {name: value for name, value in task.settings.items() if name in ours}
+    defaults: Recipe = {name: value for name, value in task.settings.items() if name in ours}
     defaults["reward"] = [task.reward] if task.reward else None
     data, model, options = parse("candidates", types, argv, defaults)
     if not options.output_dir:

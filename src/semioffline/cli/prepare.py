@@ -5,27 +5,39 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from semioffline.cli.compare_options import CompareOptions
 from semioffline.cli.demo import initial_policy
-from semioffline.cli.options import DataOptions, ModelOptions
-from semioffline.config import MethodConfig
+from semioffline.cli.options import DataOptions, ModelOptions, Recipe
+from semioffline.config import MethodConfig, defining_settings
 from semioffline.errors import UserError
+from semioffline.experiments.identity import TEXT
 from semioffline.files import write_atomically
 from semioffline.methods.registry import load_method
+from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet, check_names
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PREPARATION = "preparation.json"
 
 
 def prepare(
-    data: DataOptions, model: ModelOptions, options: CompareOptions, settings: Any, first: Any, folder: Path, say: Any
-) -> tuple[Path, Any]:
+    data: DataOptions,
+    model: ModelOptions,
+    options: CompareOptions,
+    settings: Callable[..., MethodConfig],
+    first: partial[MethodConfig],
+    folder: Path,
+    say: Callable[[str], None],
+) -> tuple[Path, Dataset]:
     """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them.
     first: the settings of the M-FT stage."""
     from semioffline.data.candidates import check_settings
@@ -54,7 +66,7 @@ def prepare(
     task = data.load_task()
     seen = rows = task.load(data.source(args.seed), "train")
     if options.unseen_inputs is not None:
-        seen, rows = _divide(rows, options.unseen_inputs, args.seed)
+        seen, rows = divide_inputs(rows, options.unseen_inputs, args.seed)
     if options.start_steps and not made:
         say("start: M-FT")
         noted.parent.mkdir(exist_ok=True)
@@ -71,7 +83,7 @@ def prepare(
     return start, rows
 
 
-def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
+def _made_before(wanted: Recipe, data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
     """The candidates that were made for all runs: one run by itself (--only METHOD:SEED) does not look at everything
     again. None: it must."""
     from semioffline.data.candidates import OUTPUT
@@ -85,24 +97,25 @@ def _made_before(wanted: dict[str, Any], data: DataOptions, options: CompareOpti
     return path if {name: before.get(name) for name in wanted} == wanted else None
 
 
-def _training_data(data: DataOptions) -> dict[str, Any]:
-    return {k: v for k, v in asdict(data).items() if k not in ("eval_limit", "validation_file", "test_file")}
+def _training_data(data: DataOptions) -> Recipe:
+    names = defining_settings(DataOptions)
+    return {name: value for name, value in asdict(data).items() if name in names}
 
 
-def _made_with(data: DataOptions, options: CompareOptions, args: MethodConfig) -> dict[str, Any]:
+def _made_with(data: DataOptions, options: CompareOptions, args: MethodConfig) -> Recipe:
     """What candidates depend on, beside the model."""
     names = ("reward", "unseen_inputs", "num_candidates", "candidate_temperature", "candidate_rows")
     own = {"bf16": bool(args.bf16), "seed": args.seed} | {name: getattr(options, name) for name in names}
     return _training_data(data) | _lengths(args) | own
 
 
-def _lengths(args: MethodConfig) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("max_prompt_length", "max_completion_length", "truncation_side")}
+def _lengths(args: MethodConfig) -> Recipe:
+    return {name: getattr(args, name) for name in TEXT}
 
 
 def _start_made_with(
-    data: DataOptions, model: ModelOptions, options: CompareOptions, args: MethodConfig, first: Any
-) -> dict[str, Any]:
+    data: DataOptions, model: ModelOptions, options: CompareOptions, args: MethodConfig, first: partial[MethodConfig]
+) -> Recipe:
     """What is said of the M-FT stage alone, and how its texts are cut."""
     names = ("start_steps", "start_learning_rate", "unseen_inputs")
     own = {name: value for name, value in first.keywords.items() if name != "output_dir"}
@@ -125,7 +138,7 @@ def seconds_before(folder: Path) -> dict[str, float]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _divide(rows: Any, number: int, seed: int) -> tuple[Any, Any]:
+def divide_inputs(rows: Dataset, number: int, seed: int) -> tuple[Dataset, Dataset]:
     """(the rows of all other inputs, the rows of `number` inputs)"""
     prompts = [str(prompt) for prompt in rows["prompt"]]
     inputs = list(dict.fromkeys(prompts))
@@ -136,7 +149,7 @@ def _divide(rows: Any, number: int, seed: int) -> tuple[Any, Any]:
     return rows.select(kept[0]), rows.select(kept[1])
 
 
-def _first_policy(data: DataOptions, model: ModelOptions, seed: int) -> Any:
+def _first_policy(data: DataOptions, model: ModelOptions, seed: int) -> Policy:
     if model.model is None and data.task != "ads":
         raise UserError(f"--task {data.task} needs --model")
     return initial_policy(model, seed)
@@ -144,8 +157,8 @@ def _first_policy(data: DataOptions, model: ModelOptions, seed: int) -> Any:
 
 def _with_candidates(
     data: DataOptions, model: ModelOptions, options: CompareOptions, args: MethodConfig, folder: Path, start: Path,
-    rows: Any, say: Any,
-) -> Any:  # fmt: skip
+    rows: Dataset, say: Callable[[str], None],
+) -> Dataset:  # fmt: skip
     import torch
 
     from semioffline.data.candidates import write_candidates
@@ -172,7 +185,7 @@ def _with_candidates(
     return _with_any(load_rows(path), say)
 
 
-def _with_any(rows: Any, say: Any) -> Any:
+def _with_any(rows: Dataset, say: Callable[[str], None]) -> Dataset:
     """Without the rows for which the model wrote nothing that could be scored."""
     kept = rows.filter(bool, input_columns="candidates")
     if len(kept) < len(rows):

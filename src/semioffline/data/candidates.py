@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from tqdm import tqdm
 
@@ -25,6 +26,13 @@ DIGEST = "digest"
 """The name under which the settings hold the digest of the rows."""
 
 
+class Candidates(TypedDict):
+    """The columns that are added to a row, best candidate first."""
+
+    candidates: list[str]
+    candidate_rewards: list[float]
+
+
 def write_candidates(
     policy: Policy,
     examples: Examples,
@@ -32,7 +40,7 @@ def write_candidates(
     decoding: Decoding,
     rewards: RewardSet,
     folder: str | Path,
-    settings: dict[str, Any],
+    settings: Mapping[str, object],
     batch_size: int = 16,
     shard_size: int = 256,
     seed: int = 0,
@@ -50,9 +58,9 @@ def write_candidates(
     shards = folder / "shards"
     shards.mkdir(parents=True, exist_ok=True)
     own = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed, "shard_size": shard_size}
-    own[DIGEST] = _digest(examples)
+    own |= {DIGEST: _digest(examples)}
     begun = any(shards.iterdir()) or (folder / OUTPUT).exists()  # else nothing was made with what is noted there
-    check_settings(folder / "settings.json", settings | own, "candidates", begun)
+    check_settings(folder / "settings.json", {**settings, **own}, "candidates", begun)
     number = math.ceil(len(examples) / shard_size)
     paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
     missing = [n for n in range(number) if not paths[n].exists()]
@@ -76,9 +84,10 @@ def _make(
     rewards: RewardSet,
     batch_size: int,
     seed: int,
-) -> dict[int, dict[str, Any]]:
-    """row number -> candidates and candidate_rewards, best first"""
-    collate, many, made = Collator(policy.tokens.pad_id), decoding.num_return_sequences, {}
+) -> dict[int, Candidates]:
+    """row number -> its candidates"""
+    collate, many = Collator(policy.tokens.pad_id), decoding.num_return_sequences
+    made: dict[int, Candidates] = {}
     chosen = sorted(chosen, key=lambda n: -len(examples[n].source.ids))  # little padding
     for start in range(0, len(chosen), batch_size):
         part = [examples[n] for n in chosen[start : start + batch_size]]
@@ -108,7 +117,7 @@ def _digest(examples: Examples) -> str:
     return digest.hexdigest()
 
 
-def check_settings(path: Path, settings: dict[str, Any], what: str, begun: bool = True) -> None:
+def check_settings(path: Path, settings: Mapping[str, object], what: str, begun: bool = True) -> None:
     """Refuse a folder that holds what was made with other settings than these; note them in a new one, and in one where
     nothing was made yet (begun=False), whatever an attempt that failed has noted there."""
     if path.exists() and begun:
@@ -123,4 +132,4 @@ def check_settings(path: Path, settings: dict[str, Any], what: str, begun: bool 
                 "references or other columns): use another --output_dir"
             )
         return
-    write_atomically(path, json.dumps(settings, indent=1))
+    write_atomically(path, json.dumps(dict(settings), indent=1))

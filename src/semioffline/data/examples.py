@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,8 @@ class Example:
     target: Tokens
     static: list[Tokens]
     """The static target; more than one when a step chooses among the candidates."""
-    columns: dict[str, Any]
+    columns: dict[str, object]
+    """prompt, completion, references and every other column, which is as the user has it."""
     candidates: list[Tokens] = field(default_factory=list)
     """All candidates, best first, for methods that need them."""
     candidate_rewards: list[float] = field(default_factory=list)
@@ -211,7 +212,7 @@ def _messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict
     return {"messages": rows["prompt"]} | rows | {"prompt": texts}
 
 
-def _chat_text(messages: list[dict[str, Any]], row: int, policy: Policy) -> str:
+def _chat_text(messages: Sequence[Mapping[str, object]], row: int, policy: Policy) -> str:
     """A conversation through the tokenizer's chat template, up to where the assistant begins to speak."""
     from jinja2 import TemplateError
 
@@ -279,6 +280,7 @@ class Collator:
         many = max(len(e.static) for e in examples)
         static = [e.static[n % len(e.static)] for e in examples for n in range(many)]
         columns = {name: [e.columns[name] for e in examples] for name in examples[0].columns}
+        candidates, rewards = self._candidates(examples)
         return Batch(
             index=torch.tensor([e.index for e in examples]),
             source=pad([e.source for e in examples], self.pad_id),
@@ -286,16 +288,18 @@ class Collator:
             static=pad(static, self.pad_id),
             columns=columns,
             static_counts=torch.tensor([len(e.static) for e in examples]) if many > 1 else None,
-            **self._candidates(examples),
+            candidates=candidates,
+            candidate_rewards=rewards,
         )
 
-    def _candidates(self, examples: Sequence[Example]) -> dict[str, Any]:
+    def _candidates(self, examples: Sequence[Example]) -> tuple[Text, Tensor] | tuple[None, None]:
+        """All candidates and their rewards, for methods that need them."""
         most = max(len(e.candidates) for e in examples)
         if not most:
-            return {}
+            return None, None
         filled = [t for e in examples for t in e.candidates + e.candidates[:1] * (most - len(e.candidates))]
         rewards = [e.candidate_rewards + [math.nan] * (most - len(e.candidates)) for e in examples]
-        return {"candidates": pad(filled, self.pad_id), "candidate_rewards": torch.tensor(rewards)}
+        return pad(filled, self.pad_id), torch.tensor(rewards)
 
 
 class LikeLengths(Sampler[int]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -52,7 +52,7 @@ def best_metric(args: MethodConfig, rewards: RewardSet, examples: object) -> str
 
 
 def score(
-    predictions: list[str], rows: Sequence[dict[str, Any]], metrics: RewardSet, ids: list[list[int]]
+    predictions: list[str], rows: Sequence[Mapping[str, object]], metrics: RewardSet, ids: list[list[int]]
 ) -> dict[str, list[float]]:
     """metric -> one value for each prediction. rows: the columns of each input."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}

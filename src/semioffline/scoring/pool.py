@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from semioffline.scoring.worker import Group, PoolError, deal, encode_message, read_groups, read_message, serve
+from semioffline.scoring.worker import Group, Message, PoolError, deal, encode_message, read_groups, read_message, serve
 
-MOST = 16
+MOST_WORKERS = 16
 """More processes than this gain little: a chunk is then scored faster than it is handed over."""
 LEAST = 8
 """Samples that are worth a process of their own."""
@@ -108,9 +108,9 @@ class RewardPool:
         tokenizer: the JSON of a fast one; columns: one value for each input.
         """
         needed = {name: [values[group.row] for group in groups] for name, values in columns.items()}
-        head = {"rewards": list(rewards), "timeout": timeout, "groups": [group.told() for group in groups]}
+        told = [group.told() for group in groups]
         try:
-            request = encode_message(head | {"columns": needed})
+            request = encode_message({"rewards": list(rewards), "timeout": timeout, "groups": told, "columns": needed})
         except TypeError as error:
             raise PoolError(f"a column cannot be handed over: {error}") from error
         self._lock.acquire()
@@ -193,14 +193,14 @@ class Dealer:
         self.workers.write([encode_message({"tokenizer": tokenizer})] * number)
         self.workers.read(number)
 
-    def prepare(self, asked: dict[str, Any]) -> None:
+    def prepare(self, asked: Message) -> None:
         self._groups = read_groups(asked)
         self._parts = cut([group.many for group in self._groups], len(self.workers.processes))
         messages = []
         for parts in self._parts:
             told = [self._groups[part.at].told(part.high - part.low) for part in parts]
             columns = {name: [values[part.at] for part in parts] for name, values in asked["columns"].items()}
-            messages.append(encode_message(asked | {"groups": told, "columns": columns}))
+            messages.append(encode_message({**asked, "groups": told, "columns": columns}))
         self.workers.write(messages)
 
     def score(self, draws: np.ndarray) -> bytes:
@@ -256,7 +256,7 @@ def spare_workers(processes: int = 1) -> int:
     """How many cores of this machine are left for scoring, with so many training processes on it; 0 below four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = cores // processes
-    return min(own - 2, MOST) if own >= 4 else 0
+    return min(own - 2, MOST_WORKERS) if own >= 4 else 0
 
 
 if __name__ == "__main__":

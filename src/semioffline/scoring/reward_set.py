@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,9 @@ from semioffline.errors import UserError
 from semioffline.rewards.registry import FAMILIES, RewardFunction
 from semioffline.scoring.calls import call, call_once, check, raised
 from semioffline.scoring.named import find_reward, reward_names
+
+Values = list[float] | np.ndarray
+"""Of one reward function, a number for each sample."""
 
 
 class RewardSet:
@@ -52,13 +55,16 @@ class RewardSet:
         parts = self.call(columns)
         return self.add(parts).tolist(), parts
 
-    def add(self, parts: Mapping[str, Any]) -> Any:
-        """The weighted sum of each function's values, in their order: an array, or a tensor where they are tensors."""
-        weighted = [
-            weight * (part if isinstance(part := parts[name], Tensor) else np.asarray(part))
-            for weight, name in zip(self.weights, self.functions, strict=True)
-        ]
-        return sum(weighted) if weighted else np.zeros(0)
+    def add(self, parts: Mapping[str, Values]) -> np.ndarray:
+        """The weighted sum of each function's values, in their order."""
+        pairs = zip(self.weights, self.functions, strict=True)
+        weighted = [weight * np.asarray(parts[name]) for weight, name in pairs]
+        return cast(np.ndarray, sum(weighted)) if weighted else np.zeros(0)
+
+    def add_tensors(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The same of values on a device."""
+        pairs = zip(self.weights, self.functions, strict=True)
+        return cast(Tensor, sum(weight * parts[name] for weight, name in pairs))
 
     def call(
         self, columns: dict[str, list[Any]], rows: Sequence[int] | None = None, but: Sequence[str] = ()
@@ -70,7 +76,7 @@ class RewardSet:
         """
         texts = columns["completions"]
         results: dict[str, list[float]] = {}
-        waiting: dict[str, Any] = {}
+        waiting: dict[str, Awaitable[object]] = {}
         for name, function in self.functions.items():
             if name in but:
                 continue
@@ -110,10 +116,10 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return _LOOP[0]
 
 
-def _await_all(waiting: dict[str, Any]) -> dict[str, Any]:
+def _await_all(waiting: dict[str, Awaitable[object]]) -> dict[str, object]:
     """Run coroutines at the same time."""
 
-    async def gather() -> list[Any]:
+    async def gather() -> list[object]:
         return await asyncio.gather(*waiting.values(), return_exceptions=True)
 
     out = asyncio.run_coroutine_threadsafe(gather(), _event_loop()).result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +19,10 @@ from semioffline.algorithm.losses import equal_rewards
 from semioffline.algorithm.tensors import Batch, HostCopy, Samples, send
 from semioffline.policy.policy import Policy
 from semioffline.scoring.calls import columns_for, repeat, reward_columns
-from semioffline.scoring.device_rouge import on_device
+from semioffline.scoring.device_rouge import DeviceRouge, on_device
 from semioffline.scoring.fast_decode import FastDecoder
 from semioffline.scoring.pool import Asked, shared_pool
-from semioffline.scoring.reward_set import RewardSet
+from semioffline.scoring.reward_set import RewardSet, Values
 from semioffline.scoring.worker import Group, PoolError, deal, texts_of
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Scores:
 
     rewards: Tensor
     """(B, K), NaN where a sample is left out."""
-    parts: dict[str, Any]
+    parts: Mapping[str, Values | Tensor]
     """For each reward function, its B * K values."""
     decode: Callable[[], list[str]]
     """Gives the texts: they are wanted at every log only."""
@@ -168,7 +168,7 @@ class Scorer:
         return PendingScores(future)
 
     @cached_property
-    def _device_rewards(self) -> dict[str, Any]:
+    def _device_rewards(self) -> dict[str, DeviceRouge]:
         """All reward functions as they are on the device; empty if one of them is not."""
         if self._decoder is None:
             return {}
@@ -176,11 +176,13 @@ class Scorer:
             name: on_device(function, self._decoder, self.policy.device, self._replay)
             for name, function in self.reward_set.functions.items()
         }
-        return {} if None in given.values() else given
+        found = {name: reward for name, reward in given.items() if reward is not None}
+        return found if len(found) == len(given) else {}
 
     def _score_on_device(self, samples: Samples, batch: Batch) -> Scores | None:
         """Nothing waits for these. None: only the host can score these rewards, or this batch."""
-        started, parts = time.perf_counter(), {}
+        started = time.perf_counter()
+        parts: dict[str, Tensor] = {}
         for name, reward in self._device_rewards.items():
             values = reward(samples, batch.columns["references"])
             if values is None:
@@ -188,7 +190,7 @@ class Scorer:
             parts[name] = values.view(-1)
         if not parts:
             return None
-        rewards = self.reward_set.add(parts).float().view(len(batch), -1)
+        rewards = self.reward_set.add_tensors(parts).float().view(len(batch), -1)
 
         def decode() -> list[str]:
             if samples.end_id is not None:
@@ -215,7 +217,7 @@ class Scorer:
 
     def _values(
         self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch
-    ) -> tuple[np.ndarray, float, dict[str, Any]]:
+    ) -> tuple[np.ndarray, float, dict[str, Values]]:
         """The draws, when they came, and each reward's values: built-in ones from the workers, meanwhile the others in
         this process. What fails in a worker is left to this process, where it fails again with the message it has
         without workers."""
@@ -240,7 +242,7 @@ class Scorer:
                 asked.close()
         return draws, started, parts
 
-    def _call(self, groups: list[Group], draws: np.ndarray, batch: Batch, but: Sequence[str]) -> dict[str, Any]:
+    def _call(self, groups: list[Group], draws: np.ndarray, batch: Batch, but: Sequence[str]) -> dict[str, Values]:
         """Score in this process."""
         if len(but) == len(self.reward_set.functions):
             return {}
@@ -250,7 +252,7 @@ class Scorer:
             columns = repeat(batch.columns, [many] * len(batch)) | {"completions": texts}
         else:
             columns = reward_columns(batch.columns, texts, _token_lists(groups, draws), many)
-        return self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)
+        return {**self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)}
 
     def _decode(self, groups: list[Group], draws: np.ndarray) -> list[str]:
         """The texts of all samples."""
@@ -288,7 +290,7 @@ def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
     return [ids for group, own in zip(groups, deal(groups, draws), strict=True) for ids in group.ids(own)]
 
 
-def describe(rewards: Tensor) -> dict[str, Any]:
+def describe(rewards: Tensor) -> dict[str, Tensor]:
     """What the log says about (B, K) rewards: a number each, where the rewards are."""
     left_out = rewards.isnan()
     numbers = (

@@ -20,9 +20,12 @@ import struct
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypedDict
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from semioffline.scoring.fast_decode import FastDecoder
 
 LENGTHS = struct.Struct("<II")
 
@@ -59,7 +62,20 @@ class Group(NamedTuple):
         return whole.tolist()
 
 
-def read_groups(asked: dict[str, Any]) -> list[Group]:
+class Message(TypedDict, total=False):
+    """The JSON text of a message: a tokenizer, what will be scored, or an error."""
+
+    tokenizer: str
+    rewards: list[str]
+    timeout: float | None
+    groups: list[list[Any]]
+    """As `Group.told` has them."""
+    columns: dict[str, list[Any]]
+    """One value for each group."""
+    error: str
+
+
+def read_groups(asked: Message) -> list[Group]:
     return [Group(row, np.array(s, np.int32), np.array(p, np.int64), many) for row, s, p, many in asked["groups"]]
 
 
@@ -73,12 +89,12 @@ def deal(groups: Sequence[Group], draws: np.ndarray) -> list[np.ndarray]:
     ]
 
 
-def encode_message(head: dict[str, Any], payload: bytes = b"") -> bytes:
+def encode_message(head: Message, payload: bytes = b"") -> bytes:
     text = json.dumps(head).encode()
     return LENGTHS.pack(len(text), len(payload)) + text + payload
 
 
-def read_message(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+def read_message(stream: BinaryIO) -> tuple[Message, bytes] | None:
     """None when the other side is gone, also in the middle of a message."""
     lengths = stream.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
@@ -95,8 +111,8 @@ def _reward(name: str) -> Any:
     return find_reward(name)[1]
 
 
-def texts_of(decoder: Any, groups: Sequence[Group], draws: np.ndarray) -> list[str]:
-    """The texts of all samples. decoder: a FastDecoder"""
+def texts_of(decoder: FastDecoder, groups: Sequence[Group], draws: np.ndarray) -> list[str]:
+    """The texts of all samples."""
     texts = []
     for group, own in zip(groups, deal(groups, draws), strict=True):
         texts += decoder.complete(group.static.tolist(), group.places.tolist(), own.tolist(), group.many)
@@ -109,8 +125,8 @@ class Worker:
     alive = True
 
     def __init__(self) -> None:
-        self.decoder: Any = None
-        self.asked: dict[str, Any] = {}
+        self.decoder: FastDecoder | None = None
+        self.asked: Message = {}
         self.groups: list[Group] = []
 
     def load(self, tokenizer: str) -> None:
@@ -120,7 +136,7 @@ class Worker:
 
         self.decoder = FastDecoder(Tokenizer.from_str(tokenizer))
 
-    def prepare(self, asked: dict[str, Any]) -> None:
+    def prepare(self, asked: Message) -> None:
         self.asked, self.groups = asked, read_groups(asked)
 
     def close(self) -> None:
@@ -130,16 +146,28 @@ class Worker:
         """The values of what was asked."""
         from semioffline.scoring.calls import call_once, repeat
 
-        asked, groups = self.asked, self.groups
+        asked, groups, decoder = self.asked, self.groups, self.decoder
+        assert decoder is not None
         columns = repeat(asked["columns"], [group.many for group in groups]) | {
-            "completions": texts_of(self.decoder, groups, draws)
+            "completions": texts_of(decoder, groups, draws)
         }
         rows = [group.row for group in groups for _ in range(group.many)]
         values = [call_once(name, _reward(name), columns, rows, asked["timeout"]) for name in asked["rewards"]]
         return np.array(values, np.float64).tobytes()
 
 
-def serve(worker: Any) -> None:
+class Scoring(Protocol):
+    """What `serve` answers with: a worker that scores, or one that deals the work out to others."""
+
+    @property
+    def alive(self) -> bool: ...
+    def load(self, tokenizer: str) -> None: ...
+    def prepare(self, asked: Message) -> None: ...
+    def score(self, draws: np.ndarray) -> bytes: ...
+    def close(self) -> None: ...
+
+
+def serve(worker: Scoring) -> None:
     """Answer messages until there are none."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training process, which then closes the pipe
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class Task:
     reward: str | None = None
     """What to train for when nothing else is asked."""
     metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeL")
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Defaults for lengths and decoding, by the names of SemiOfflineConfig."""
     has: Callable[[Source, str], bool] = _has
     """(source, split) -> whether there is such a split; a dataset on the Hub is not asked."""

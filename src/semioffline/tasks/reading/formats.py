@@ -47,7 +47,7 @@ def _unpack(path: Path, packing: str) -> IO[bytes]:
         import pyarrow as pa  # reads zstandard, which the standard library of Python 3.11 does not
 
         return cast(IO[bytes], io.BufferedReader(pa.input_stream(str(path), compression="zstd")))
-    openers: dict[str, Any] = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    openers: dict[str, Callable[[Path, str], object]] = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     return cast(IO[bytes], openers[packing](path, "rb"))
 
 
