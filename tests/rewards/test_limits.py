@@ -8,8 +8,8 @@ import time
 import pytest
 
 from semioffline.errors import UserError
+from semioffline.rewards.contract import reward_name
 from semioffline.rewards.limits import Retry, TimeLimit, time_limit
-from semioffline.rewards.registry import reward_name
 from semioffline.rewards.rouge import Rouge
 from semioffline.scoring.reward_set import RewardSet
 

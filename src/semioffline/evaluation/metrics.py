@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import cast
 
 import torch
 
@@ -14,7 +14,7 @@ from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.results import Evaluation
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
-from semioffline.rewards.registry import RewardFunction
+from semioffline.rewards.contract import CorpusMetric, Reward, RewardFunction
 from semioffline.scoring.calls import reward_columns
 from semioffline.scoring.named import find_reward
 from semioffline.scoring.reward_set import RewardSet
@@ -23,17 +23,6 @@ SURFACE = ("length", "repetition", "distinct")
 """Always measured: text properties that a narrow reward does not see."""
 Metric = str | RewardFunction
 """A metric is a reward function, by name or as an object, that is only reported."""
-
-
-@runtime_checkable
-class CorpusMetric(Protocol):
-    """A metric whose value over a set is not the mean over inputs, such as corpus BLEU."""
-
-    def statistics(self, completions: list[str], references: list[list[str]]) -> list[list[float]]:
-        """For each input, the statistics that are summed over inputs."""
-
-    def corpus_score(self, sums: Sequence[float]) -> float:
-        """The value over the set, from summed statistics."""
 
 
 def best_metric(args: MethodConfig, rewards: RewardSet, examples: object) -> str | None:
@@ -83,17 +72,18 @@ def measure(
 ) -> Evaluation:
     """Score outputs. Metrics that are models run on `device`; a metric that is given twice is measured once."""
     named = [metric for metric in metrics if metric not in SURFACE]
-    functions: list[RewardFunction] = []
+    functions: list[Reward] = []
     for metric in named:
         function = find_reward(metric, device=device)[1]
-        functions += [] if any(function is other for other in functions) else [function]
+        functions += [] if function in functions else [function]
     reward_set = RewardSet([*functions, *SURFACE])
     rows = [example.columns for example in examples.examples]
     values = score(predictions, rows, reward_set, ids)
     tail = f"|dec:{decoding.signature()}"
-    signatures = {name: getattr(f, "signature", name) + tail for name, f in reward_set.functions.items()}
+    said = {name: function.signature for name, function in reward_set.functions.items()}
+    signatures = {name: (name if signature is None else signature) + tail for name, signature in said.items()}
     evaluation = Evaluation(predictions, values, signatures)
-    references = [row["references"] for row in rows]
+    references = [cast(list[str], row["references"]) for row in rows]
     for name, function in reward_set.functions.items():
         if isinstance(function, CorpusMetric):
             evaluation.statistics[name] = function.statistics(predictions, references)

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from semioffline.errors import UserError
-from semioffline.evaluation.metrics import SURFACE, CorpusMetric
+from semioffline.evaluation.metrics import SURFACE
 from semioffline.evaluation.statistics import CorpusScore, bootstrap_interval, corpus_value, paired_p_value
 from semioffline.experiments.other_comparisons import Runs, read_other
 from semioffline.experiments.plan import Plan, read_run
@@ -21,6 +21,7 @@ from semioffline.experiments.results import (
     OtherComparison,
     RunResult,
 )
+from semioffline.rewards.contract import CorpusMetric
 from semioffline.scoring.named import find_reward
 
 _PERCENT = ("rouge", "bleu", "corpus_bleu", "chrf", "lmqg", "meteor")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from semioffline.errors import UserError
-from semioffline.rewards.contract import check_references, package_version, parse_options, positive
-from semioffline.rewards.encoder import LOAD_OPTIONS, load_model, longest_text, own_precision, place, short_name
+from semioffline.rewards.contract import Options, check_references, package_version, positive
+from semioffline.rewards.encoder import LOAD_OPTIONS, EncoderReward, own_precision, short_name
 
-OPTIONS: dict[str, Any] = {"layer": positive, **LOAD_OPTIONS}
 LAYERS = {
     "bert-base-uncased": 9,
     "bert-large-uncased": 18,
@@ -20,7 +19,7 @@ LAYERS = {
 """The layers that the authors chose on human judgements; for other encoders the last layer is taken."""
 
 
-class BertScore:
+class BertScore(EncoderReward):
     """F = 2PR / (P + R), with every token matched to the most similar one of the other text.
 
     P is the mean over completion tokens of the highest cosine with a reference token, R the mean over reference tokens
@@ -30,7 +29,7 @@ class BertScore:
     """
 
     name = "bertscore"
-    on_device = True
+    options: ClassVar[Options] = {"layer": positive, **LOAD_OPTIONS}
 
     def __init__(
         self,
@@ -41,30 +40,20 @@ class BertScore:
         max_length: int | None = None,
         device: Any = None,
     ) -> None:
-        self.encoder = short_name(getattr(model.config, "_name_or_path", "") or type(model).__name__)
-        layers = model.config.num_hidden_layers
-        self.layer = min(LAYERS.get(self.encoder, layers), layers) if layer is None else layer
+        layers, encoder = model.config.num_hidden_layers, short_name(model)
+        self.layer = min(LAYERS.get(encoder, layers), layers) if layer is None else layer
         if not 1 <= self.layer <= layers:
-            raise UserError(f"layer={self.layer}: {self.encoder} has the layers 1 to {layers}")
-        self.model = place(model, device)
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        self.max_length = longest_text(model, tokenizer, max_length)
+            raise UserError(f"layer={self.layer}: {encoder} has the layers 1 to {layers}")
+        super().__init__(model, tokenizer, batch_size, max_length, device)
         ends = (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
         self.ends = sorted({number for number in ends if number is not None})
 
-    @classmethod
-    def load(cls, given: str, processing_class: Any = None, device: Any = None) -> BertScore:
-        """ "NAME_OR_PATH", with options behind a `?`: layer, device, dtype, batch_size, max_length."""
-        name, options = parse_options(given, OPTIONS)
-        model, tokenizer = load_model("AutoModel", name, options.pop("dtype", "float32"), processing_class)
-        return cls(model, tokenizer, **({"device": device} | options))
-
     @property
     def signature(self) -> str:
-        precision = str(self.model.dtype).removeprefix("torch.")
         kind = f"layer:{self.layer}|idf:no|rescale:no|refs:best"
-        return f"bertscore:{self.encoder}|f1|{kind}|max:{self.max_length}|dtype:{precision}|v:{package_version()}"
+        return (
+            f"bertscore:{self.checkpoint}|f1|{kind}|max:{self.max_length}|dtype:{self.precision}|v:{package_version()}"
+        )
 
     def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
         check_references(completions, references)

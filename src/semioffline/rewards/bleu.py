@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from semioffline.errors import unknown
-from semioffline.rewards.contract import check_references
+from semioffline.rewards.contract import BaseReward, check_references
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -25,7 +25,7 @@ _BETWEEN = ""
 """Stands after every text; no word is empty."""
 
 
-class SentenceBleu:
+class SentenceBleu(BaseReward):
     """sacrebleu's sentence BLEU / 100, in [0, 1]: brevity penalty * exp(mean over n of log precision_n), n = 1..4.
 
     Exponential smoothing of zero precisions, and effective order: texts of fewer than four words use the n they have.

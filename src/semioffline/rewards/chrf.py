@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from semioffline.rewards.contract import check_references
+from semioffline.rewards.contract import BaseReward, check_references
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.chrf import CHRF
 
 
-class SentenceChrf:
+class SentenceChrf(BaseReward):
     """sacrebleu's sentence chrF / 100, in [0, 1]: F2 of character n-grams, n = 1..6, spaces left out.
 
     With several references, the one with the highest F.

@@ -4,14 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from semioffline.errors import UserError, unknown
-from semioffline.rewards.contract import positive
+from semioffline.rewards.contract import BaseReward, Options, parse_options, positive
 
 DTYPES = ("float32", "bfloat16", "float16")
-LOAD_OPTIONS: dict[str, Any] = {"device": str, "dtype": str, "batch_size": positive, "max_length": positive}
-"""Options that every model reward takes: name -> how its text is read."""
+LOAD_OPTIONS: Options = {"device": str, "dtype": str, "batch_size": positive, "max_length": positive}
+"""Options that every model reward takes."""
+
+
+class EncoderReward(BaseReward):
+    """A reward that is read from the output of a frozen model."""
+
+    on_device = True
+    auto_class: ClassVar[str] = "AutoModel"
+    """The class of Transformers that loads the model."""
+    options: ClassVar[Options] = LOAD_OPTIONS
+    """What may stand behind the `?` of its name."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, batch_size: int = 64, max_length: int | None = None, device: Any = None
+    ) -> None:
+        self.model = place(model, device)
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.max_length = longest_text(model, tokenizer, max_length)
+
+    @classmethod
+    def load(cls, given: str, processing_class: Any = None, device: Any = None) -> Self:
+        """ "NAME_OR_PATH", with options behind a `?`."""
+        name, options = parse_options(given, cls.options)
+        dtype = str(options.pop("dtype", "float32"))
+        model, tokenizer = load_model(cls.auto_class, name, dtype, processing_class)
+        settings: dict[str, Any] = {"device": device} | options
+        return cls(model, tokenizer, **settings)
+
+    @property
+    def checkpoint(self) -> str:
+        """The last name of the model's path."""
+        return short_name(self.model)
+
+    @property
+    def precision(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
 
 
 def load_model(kind: str, name: str, dtype: str = "float32", tokenizer: Any = None) -> tuple[Any, Any]:
@@ -67,5 +103,7 @@ def batches(rows: Sequence[tuple[str, ...]], size: int) -> Iterator[list[tuple[s
         yield different[start : start + size]
 
 
-def short_name(name: str) -> str:
+def short_name(model: Any) -> str:
+    """The last part of the name or path that a model was loaded from, or else its class."""
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     return name.rstrip("/").split("/")[-1]

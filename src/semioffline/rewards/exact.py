@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from semioffline.rewards.contract import check_references, package_version
+from semioffline.rewards.contract import BaseReward, check_references, package_version
 
 
 def normalise(text: str) -> str:
@@ -10,7 +10,7 @@ def normalise(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-class ExactMatch:
+class ExactMatch(BaseReward):
     """1 when the completion equals one of the references after `normalise`, else 0."""
 
     name = "exact_match"

@@ -6,31 +6,21 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from semioffline.errors import UserError
+from semioffline.rewards.contract import RewardFunction, WrappedReward
 
 
-class _Wrapper:
-    """Calls a reward function and has its name and signature."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.name = getattr(function, "name", None) or getattr(function, "__name__", None) or type(function).__name__
-        for attribute in ("signature", "on_device", "single_process"):
-            if hasattr(function, attribute):
-                setattr(self, attribute, getattr(function, attribute))
-
-
-class TimeLimit(_Wrapper):
+class TimeLimit(WrappedReward):
     """Raises TimeoutError when a call takes longer than `seconds`.
 
     A plain function runs in a thread of its own, which cannot be stopped from outside: it is left behind, and ends with
     the process. A coroutine is cancelled.
     """
 
-    def __init__(self, function: Callable[..., Any], seconds: float) -> None:
+    def __init__(self, function: RewardFunction, seconds: float) -> None:
         if not seconds > 0:
             raise UserError(f"reward_timeout={seconds} must be positive, in seconds")
         super().__init__(function)
@@ -38,21 +28,22 @@ class TimeLimit(_Wrapper):
 
     def __call__(self, **columns: Any) -> Any:
         done = threading.Event()
-        result: dict[str, Any] = {}
+        values: list[Any] = []
+        errors: list[BaseException] = []
 
         def work() -> None:
             try:
-                result["value"] = self.function(**columns)
+                values.append(self.function(**columns))
             except BaseException as error:  # handed to the caller below
-                result["error"] = error
+                errors.append(error)
             done.set()
 
         threading.Thread(target=work, name=f"reward {self.name}", daemon=True).start()
         if not done.wait(self.seconds):
             raise TimeoutError(self._message())
-        if "error" in result:
-            raise result["error"]
-        value = result["value"]
+        if errors:
+            raise errors[0]
+        [value] = values
         return self._wait(value) if inspect.isawaitable(value) else value
 
     async def _wait(self, value: Any) -> Any:
@@ -65,12 +56,12 @@ class TimeLimit(_Wrapper):
         return f"no answer after {self.seconds:g} s (reward_timeout)"
 
 
-def time_limit(function: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
+def time_limit(function: RewardFunction, seconds: float | None) -> RewardFunction:
     """The function with a limit on the time of one call; None means no limit."""
     return function if seconds is None else TimeLimit(function, seconds)
 
 
-class Retry(_Wrapper):
+class Retry(WrappedReward):
     """Calls again when a call fails: at most `attempts` times, after `wait` seconds, then twice as long, and so on.
 
     `errors` says what is worth another try: by default what networks do (OSError, which ConnectionError, TimeoutError
@@ -80,7 +71,7 @@ class Retry(_Wrapper):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: RewardFunction,
         attempts: int = 3,
         wait: float = 1.0,
         errors: tuple[type[BaseException], ...] = (OSError,),
@@ -105,7 +96,7 @@ class Retry(_Wrapper):
                 time.sleep(self._pause(attempt))
         return [None] * len(columns["completions"])
 
-    async def _again(self, first: Any, columns: dict[str, Any]) -> Any:
+    async def _again(self, first: Any, columns: Mapping[str, list[Any]]) -> Any:
         for attempt in range(1, self.attempts + 1):
             try:
                 return await (first if attempt == 1 else self.function(**columns))

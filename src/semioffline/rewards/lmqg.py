@@ -7,7 +7,7 @@ from typing import Any
 
 from rapidfuzz.distance import LCSseq
 
-from semioffline.rewards.contract import check_references, package_version
+from semioffline.rewards.contract import BaseReward, check_references, package_version
 from semioffline.rewards.ptb import split_words
 
 BETA = 1.2
@@ -23,7 +23,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple('"' if word in ("``", "''") else word for word in words) or ("",)
 
 
-class LmqgRougeL:
+class LmqgRougeL(BaseReward):
     """F = (1 + β²) P R / (R + β² P), β = 1.2: recall counts more than precision.
 
     P = LCS / words of the completion, R = LCS / words of the reference. With several references P and R are each the

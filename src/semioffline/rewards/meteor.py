@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError
-from semioffline.rewards.contract import check_references
+from semioffline.rewards.contract import BaseReward, check_references
 
 _LENGTH, _WANTED, _CHUNKS, _MATCHED, _FOUND = 0, 1, 20, 21, 22
 """Where they stand among METEOR's counts: words of completion and reference, chunks, matched words of both."""
@@ -101,7 +101,7 @@ def _clean(text: str) -> str:
     return " ".join(text.replace("|||", " ").split())
 
 
-class Meteor:
+class Meteor(BaseReward):
     """The METEOR score of each completion, in [0, 1]: a weighted harmonic mean of precision and recall over words that
     match exactly, by stem, as synonyms or as paraphrases, times a penalty for matches in another order.
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from semioffline.errors import UserError, unknown
-from semioffline.rewards.contract import package_version, parse_options, yes_or_no
-from semioffline.rewards.encoder import (
-    LOAD_OPTIONS,
-    batches,
-    load_model,
-    longest_text,
-    own_precision,
-    place,
-    short_name,
-)
-
-OPTIONS: dict[str, Any] = {"pair": yes_or_no, "label": str, **LOAD_OPTIONS}
+from semioffline.rewards.contract import Options, package_version, yes_or_no
+from semioffline.rewards.encoder import LOAD_OPTIONS, EncoderReward, batches, own_precision
 
 
-class ModelReward:
+class ModelReward(EncoderReward):
     """Scores completions (or prompt and completion together) with a sequence-classification model.
 
     One output (a regression head): its value is the reward. Several: the probability of `label`, given by name or
@@ -28,7 +18,8 @@ class ModelReward:
     the output?
     """
 
-    on_device = True
+    auto_class = "AutoModelForSequenceClassification"
+    options: ClassVar[Options] = {"pair": yes_or_no, "label": str, **LOAD_OPTIONS}
 
     def __init__(
         self,
@@ -42,15 +33,11 @@ class ModelReward:
     ):
         if processing_class is None:
             raise UserError("a reward model needs its tokenizer: pass reward_processing_classes")
-        self.model = place(model, device)
-        self.tokenizer = processing_class
-        self.batch_size = batch_size
-        self.max_length = longest_text(model, processing_class, max_length)
+        super().__init__(model, processing_class, batch_size, max_length, device)
         self.labels = {number: str(name) for number, name in model.config.id2label.items()}
         entailment = _find_entailment(self.labels)
         self.column = self._pick(label, entailment)
         self.pair = entailment is not None if pair is None else pair
-        self.name = short_name(getattr(model.config, "_name_or_path", "") or type(model).__name__)
 
     def _pick(self, label: str | None, entailment: int | None) -> int | None:
         """The column of the logits that is the reward; None for a single output."""
@@ -66,20 +53,17 @@ class ModelReward:
             raise unknown("label of the reward model", label, self.labels.values())
         return numbers[label.lower()]
 
-    @classmethod
-    def load(cls, given: str, processing_class: Any = None, device: Any = None) -> ModelReward:
-        """ "NAME_OR_PATH", with options behind a `?`: pair, label, device, dtype, batch_size, max_length."""
-        name, options = parse_options(given, OPTIONS)
-        dtype = options.pop("dtype", "float32")
-        model, tokenizer = load_model("AutoModelForSequenceClassification", name, dtype, processing_class)
-        return cls(model, tokenizer, **({"device": device} | options))
+    @property
+    def name(self) -> str:
+        return self.checkpoint
 
     @property
     def signature(self) -> str:
         output = "value" if self.column is None else f"p({self.labels[self.column]})"
         text = "prompt+completion" if self.pair else "completion"
-        precision = str(self.model.dtype).removeprefix("torch.")
-        return f"model:{self.name}|{output}|of:{text}|max:{self.max_length}|dtype:{precision}|v:{package_version()}"
+        return (
+            f"model:{self.name}|{output}|of:{text}|max:{self.max_length}|dtype:{self.precision}|v:{package_version()}"
+        )
 
     def __call__(self, prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
         columns = (prompts, completions) if self.pair else (completions,)

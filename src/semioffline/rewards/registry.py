@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError, unknown
+from semioffline.rewards.contract import Reward, RewardFunction, as_reward
 
-RewardFunction = Callable[..., Any]
-"""Called by keyword with lists of equal length: prompts, completions, completion_ids, references and every other
-column; returns one number (or None, to leave that sample out) for each. May be async."""
+if TYPE_CHECKING:
+    from semioffline.rewards.encoder import EncoderReward
 
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _BRIO = ("rouge1", "rouge2", "rougeLsum")
@@ -60,9 +60,9 @@ FAMILIES: dict[str, tuple[str, str]] = {
 
 def load_reward(
     given: Any, processing_class: Any = None, device: Any = None, more: Mapping[str, Callable[[], RewardFunction]] = {}
-) -> tuple[str, RewardFunction]:
+) -> tuple[str, Reward]:
     """A name, FAMILY:NAME_OR_PATH, length_penalty:LOW-HIGH, "module:function", "file.py:function", a model or a
-    callable -> (name, function). more: names beyond REWARDS, and how to make them."""
+    callable -> (name, reward). more: names beyond REWARDS, and how to make them."""
     known = {**REWARDS, **more}
     if not isinstance(given, str):
         if hasattr(given, "config") and hasattr(given, "forward"):
@@ -71,44 +71,41 @@ def load_reward(
             given = ModelReward(given, processing_class, device=device)
         if not callable(given):
             raise UserError(f"a reward must be a name, a function or a model, not {type(given).__name__}")
-        return reward_name(given), given
+        reward = as_reward(given)
+        return reward.name, reward
     if given in known:
-        return given, known[given]()
+        return given, as_reward(known[given]())
     family, _, rest = given.partition(":")
     if family in FAMILIES:
-        reward = _load_model(family, rest, processing_class, device)
-        return reward.name, reward
+        model = _load_model(family, rest, processing_class, device)
+        return model.name, model
     if family == "length_penalty":
         from semioffline.rewards.surface import LengthPenalty
 
         return family, LengthPenalty.parse(rest)
     if ":" in given:
-        function = _import(given)
-        return reward_name(function), function
+        reward = as_reward(_import(given))
+        return reward.name, reward
     raise unknown("reward", given, [*known, *(f"{name}:NAME" for name in FAMILIES)])
 
 
-_MODELS: dict[tuple[str, str], Any] = {}
+_MODELS: dict[tuple[str, str], EncoderReward] = {}
 
 
-def _load_model(family: str, given: str, processing_class: Any, device: Any) -> Any:
+def _load_model(family: str, given: str, processing_class: Any, device: Any) -> EncoderReward:
     """Loaded once in a process, because evaluation asks for its metrics every time; it goes where it is asked to."""
     if not given.partition("?")[0]:
         raise UserError(f"'{family}:' needs the name or the path of a model: {family}:NAME_OR_PATH")
     module, name = FAMILIES[family]
-    load = getattr(importlib.import_module(f"semioffline.rewards.{module}"), name).load
+    kind: type[EncoderReward] = getattr(importlib.import_module(f"semioffline.rewards.{module}"), name)
     if processing_class is not None:
-        return load(given, processing_class, device)
+        return kind.load(given, processing_class, device)
     if (family, given) not in _MODELS:
-        _MODELS[family, given] = load(given, device=device)
+        _MODELS[family, given] = kind.load(given, device=device)
     reward = _MODELS[family, given]
     if device is not None and "device=" not in given:
         reward.model.to(device)
     return reward
-
-
-def reward_name(function: Any) -> str:
-    return getattr(function, "name", None) or getattr(function, "__name__", None) or type(function).__name__
 
 
 def _import(given: str) -> RewardFunction:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from rapidfuzz.distance import LCSseq
 
 from semioffline.errors import UserError, unknown
-from semioffline.rewards.contract import check_references, package_version
+from semioffline.rewards.contract import BaseReward, check_references, package_version
 
 VARIANTS = (*(f"rouge{n}" for n in range(1, 10)), "rougeL", "rougeLsum")
 MEAN_VARIANTS = ("rouge1", "rouge2", "rougeL")
@@ -305,7 +305,7 @@ def covers(variant: str) -> bool:
     return variant == "rougeL" or variant in ("rouge1", "rouge2", "rouge3", "rouge4")
 
 
-class Rouge:
+class Rouge(BaseReward):
     """The mean of the F-measures of `variants`: added in the order of `variants`, then divided by their number.
 
     With several references, "best" takes for each variant the reference with the highest F-measure, as rouge_score's

@@ -4,48 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from semioffline.rewards.contract import check_references, package_version, parse_options
-from semioffline.rewards.encoder import (
-    LOAD_OPTIONS,
-    batches,
-    load_model,
-    longest_text,
-    own_precision,
-    place,
-    short_name,
-)
+from semioffline.rewards.contract import check_references, package_version
+from semioffline.rewards.encoder import EncoderReward, batches, own_precision
 
 
-class Similarity:
+class Similarity(EncoderReward):
     """The cosine of the mean-pooled last hidden states of completion and reference, in [-1, 1].
 
     That is what sentence-transformers models with mean pooling are trained for. With several references, the highest.
     """
 
     name = "similarity"
-    on_device = True
-
-    def __init__(
-        self, model: Any, tokenizer: Any, batch_size: int = 64, max_length: int | None = None, device: Any = None
-    ) -> None:
-        self.model = place(model, device)
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        self.max_length = longest_text(model, tokenizer, max_length)
-
-    @classmethod
-    def load(cls, given: str, processing_class: Any = None, device: Any = None) -> Similarity:
-        """ "NAME_OR_PATH", with options behind a `?`: device, dtype, batch_size, max_length."""
-        name, options = parse_options(given, LOAD_OPTIONS)
-        model, tokenizer = load_model("AutoModel", name, options.pop("dtype", "float32"), processing_class)
-        return cls(model, tokenizer, **({"device": device} | options))
 
     @property
     def signature(self) -> str:
-        encoder = short_name(getattr(self.model.config, "_name_or_path", "") or type(self.model).__name__)
-        precision = str(self.model.dtype).removeprefix("torch.")
         kind = f"cosine|pool:mean|refs:best|max:{self.max_length}"
-        return f"similarity:{encoder}|{kind}|dtype:{precision}|v:{package_version()}"
+        return f"similarity:{self.checkpoint}|{kind}|dtype:{self.precision}|v:{package_version()}"
 
     def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
         check_references(completions, references)

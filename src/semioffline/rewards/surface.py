@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from semioffline.errors import UserError
-from semioffline.rewards.contract import check_references, package_version
+from semioffline.rewards.contract import BaseReward, check_references, package_version
 
 F = TypeVar("F", bound=Callable[..., list[float]])
 
@@ -65,7 +65,7 @@ def repetition_penalty(completions: list[str], **kwargs: Any) -> list[float]:
     return [0.0 - share for share in repetition(completions)]
 
 
-class LengthPenalty:
+class LengthPenalty(BaseReward):
     """A reward of at most 0, to add to one that can be won by length.
 
     With a range: 0 for LOW to HIGH words, else minus the distance to the nearer bound over that bound. Without: minus

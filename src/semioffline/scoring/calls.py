@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from semioffline.errors import UserError
+from semioffline.rewards.contract import Reward
 from semioffline.rewards.limits import time_limit
-from semioffline.rewards.registry import RewardFunction
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def repeat(columns: dict[str, list[Any]], counts: Sequence[int]) -> dict[str, li
     }
 
 
-def call(name: str, function: RewardFunction, columns: dict[str, list], timeout: float | None = None) -> Any:
+def call(name: str, function: Reward, columns: dict[str, list], timeout: float | None = None) -> Any:
     """What the function returns, awaitable or not; an exception comes with the function's name."""
     try:
         return time_limit(function, timeout)(**columns)
@@ -48,7 +48,7 @@ def raised(name: str, error: BaseException) -> RewardError:
 
 
 def call_once(
-    name: str, function: RewardFunction, columns: dict[str, list], rows: Sequence[int], timeout: float | None = None
+    name: str, function: Reward, columns: dict[str, list], rows: Sequence[int], timeout: float | None = None
 ) -> list[float]:
     """The checked values of a function of the row and the text: identical samples of a row are scored once."""
     places: dict[tuple[int, str], int] = {}
@@ -102,7 +102,7 @@ def _number(name: str, at: int, value: Any, text: str) -> float:
     return float(value)
 
 
-def columns_for(functions: Iterable[RewardFunction], columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def columns_for(functions: Iterable[Reward], columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Those columns of the rows that the functions name in their signatures."""
     named = {name for function in functions for name in inspect.signature(function).parameters}
     named |= {"prompt"} if "prompts" in named else set()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from semioffline import tasks
-from semioffline.rewards.registry import REWARDS, RewardFunction, load_reward
+from semioffline.rewards.contract import Reward, RewardFunction
+from semioffline.rewards.registry import REWARDS, load_reward
 from semioffline.tasks.registry import TASK_REWARDS
 
 
@@ -22,6 +23,6 @@ def reward_names() -> list[str]:
     return [*REWARDS, *_OF_TASKS]
 
 
-def find_reward(given: Any, processing_class: Any = None, device: Any = None) -> tuple[str, RewardFunction]:
+def find_reward(given: Any, processing_class: Any = None, device: Any = None) -> tuple[str, Reward]:
     """As `rewards.registry.load_reward`, with the rewards of tasks among the names."""
     return load_reward(given, processing_class, device, _OF_TASKS)

@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from semioffline.errors import UserError
-from semioffline.rewards.registry import FAMILIES, RewardFunction
+from semioffline.rewards.contract import Reward
+from semioffline.rewards.registry import FAMILIES
 from semioffline.scoring.calls import call, call_once, check, raised
 from semioffline.scoring.named import find_reward, reward_names
 
@@ -36,7 +37,7 @@ class RewardSet:
         tokenizers += [None] * (len(given) - len(tokenizers))
         loaded = [find_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
         self.timeout = timeout
-        self.functions: dict[str, RewardFunction] = {}
+        self.functions: dict[str, Reward] = {}
         self.built_in: dict[str, str] = {}
         """Those that any process can make again from a name: functions of the row and the text, without a device."""
         for source, (name, function) in zip(given, loaded, strict=True):
@@ -98,10 +99,10 @@ def check_names(given: list[str]) -> None:
     RewardSet([name for name in given if name.partition(":")[0] not in FAMILIES])
 
 
-def _is_built_in(given: Any, function: RewardFunction) -> bool:
+def _is_built_in(given: Any, function: Reward) -> bool:
     if not isinstance(given, str) or not (given in reward_names() or given.startswith("length_penalty:")):
         return False
-    return not getattr(function, "on_device", False) and not getattr(function, "single_process", False)
+    return not function.on_device and not function.single_process
 
 
 _LOOP: list[asyncio.AbstractEventLoop] = []

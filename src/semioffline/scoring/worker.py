@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypedDict
 import numpy as np
 
 if TYPE_CHECKING:
+    from semioffline.rewards.contract import Reward
     from semioffline.scoring.fast_decode import FastDecoder
 
 LENGTHS = struct.Struct("<II")
@@ -105,7 +106,7 @@ def read_message(stream: BinaryIO) -> tuple[Message, bytes] | None:
 
 
 @cache
-def _reward(name: str) -> Any:
+def _reward(name: str) -> Reward:
     from semioffline.scoring.named import find_reward
 
     return find_reward(name)[1]
