@@ -359,10 +359,11 @@ class Rouge(BaseReward):
         rest = [at for reference, own in places.items() if reference not in together for at in own]
         found: list[list[float]] = [[0.0] * len(references) for _ in self.variants]
         if together:
-            from semioffline.rewards.rouge_batch import Batch  # with numpy, which single pairs do not need
+            from semioffline.rewards.rouge_batch import RougeBatch  # with numpy, which single pairs do not need
 
             texts = [[completions[at] for at in own] for own in together.values()]
-            batch, order = Batch(list(together), texts, _vocabulary(self.use_stemmer)), [*chain(*together.values())]
+            batch = RougeBatch(list(together), texts, _vocabulary(self.use_stemmer))
+            order = [*chain(*together.values())]
             for column, variant in zip(found, self.variants, strict=True):
                 for at, value in zip(order, batch.f_measures(variant).tolist(), strict=True):
                     column[at] = value

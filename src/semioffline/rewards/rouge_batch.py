@@ -19,7 +19,7 @@ _BETWEEN, _MARK = b"|", " \0 "
 _SEPARATE = _BETWEEN + bytes(b if chr(b).isascii() and chr(b).isalnum() else ord(" ") for b in range(1, 256))
 
 
-class Batch(Counts):
+class RougeBatch(Counts):
     """References and their completions as numbers, one for each word (words of one stem share a number)."""
 
     def __init__(self, references: Sequence[str], completions: Sequence[Sequence[str]], vocabulary: Any):

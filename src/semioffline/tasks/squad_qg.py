@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from semioffline.tasks.reading.corpus import Corpus
-from semioffline.tasks.reading.formats import Row
+from semioffline.tasks.reading.formats import DataRow
 from semioffline.tasks.registry import Task
 
 MARK = "<hl>"
@@ -21,7 +21,7 @@ def highlight(context: str, answer: str, start: int) -> str:
     return " ".join(part for part in (before, MARK, answer.strip(), MARK, after) if part)
 
 
-def unpack(row: Row) -> Iterator[Row]:
+def unpack(row: DataRow) -> Iterator[DataRow]:
     """Rows with paragraph_answer and question; it is None where a question has no answer (SQuAD 2.0)."""
     if "paragraph_answer" in row or not {"data", "context"} & row.keys():
         yield row

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError
-from semioffline.tasks.reading.formats import Row
+from semioffline.tasks.reading.formats import DataRow
 from semioffline.tasks.reading.kinds import model_kind
 from semioffline.tasks.reading.places import VALIDATION, Place, has_split, open_rows
 from semioffline.tasks.reading.rows import (
@@ -65,7 +65,7 @@ class Corpus:
     grouped: bool = False
     """Several rows share an input. Each knows the references of all; in validation and test they become one row."""
     held_out: HeldOut | None = None
-    unpack: Callable[[Row], Iterable[Row]] | None = None
+    unpack: Callable[[DataRow], Iterable[DataRow]] | None = None
     """A stored row to the rows it stands for, where the stored form is another."""
     unpacks: str = ""
     """What `unpack` can make the prompt of, in words, for the error that says what was looked for."""
@@ -197,7 +197,7 @@ def _merge(*values: Any) -> list[Any]:
     return list(dict.fromkeys(merged)) if all(isinstance(text, str) for text in merged) else merged
 
 
-def _unpack(stored: "Dataset", place: Place, unpack: Callable[[Row], Iterable[Row]]) -> "tuple[Dataset, Place]":
+def _unpack(stored: "Dataset", place: Place, unpack: Callable[[DataRow], Iterable[DataRow]]) -> "tuple[Dataset, Place]":
     from datasets import Dataset
 
     rows, origins = [], []

@@ -18,8 +18,9 @@ KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 ENDINGS = f"{', '.join(KINDS)} (and {', '.join(PACKINGS)} after it)"
 
-Row = dict[str, Any]
-Located = tuple[str, Row]  # ("line 3", {...}): a row after where it stands in its file
+DataRow = dict[str, Any]
+"""A row as it is in a file: its columns are the user's, with whatever is in them."""
+Located = tuple[str, DataRow]  # ("line 3", {...}): a row after where it stands in its file
 
 
 def file_kind(path: Path) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, cast
 
 from semioffline.errors import UserError
-from semioffline.tasks.reading.formats import ENDINGS, Row, file_kind, read_file
+from semioffline.tasks.reading.formats import ENDINGS, DataRow, file_kind, read_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -120,7 +120,7 @@ def _load_files(files: Sequence[Path], limit: int | None) -> "tuple[Dataset, Pla
     import pyarrow as pa
     from datasets import Dataset
 
-    rows: list[Row] = []
+    rows: list[DataRow] = []
     places: list[tuple[Path, str]] = []
     for path in files:
         left = None if limit is None else limit - len(rows)

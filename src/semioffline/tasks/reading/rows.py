@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from semioffline.errors import UserError, unknown
-from semioffline.tasks.reading.formats import Row
+from semioffline.tasks.reading.formats import DataRow
 from semioffline.tasks.reading.messages import is_blank, text_problem
 from semioffline.tasks.reading.places import Place, open_rows
 
@@ -118,7 +118,7 @@ def set_references(dataset: "Dataset", references: Mapping[int, list[str]]) -> "
     return set_column(dataset, "references", [references.get(index, []) for index in range(len(dataset))])
 
 
-def iterate(dataset: "Dataset", names: Sequence[str]) -> Iterator[Row]:
+def iterate(dataset: "Dataset", names: Sequence[str]) -> Iterator[DataRow]:
     """The rows as plain Python values, only the columns asked for."""
     if names:
         for batch in dataset.with_format(None).select_columns(list(names)).iter(batch_size=1000):
@@ -181,14 +181,14 @@ TEXTS = ("prompt", "completion")
 _LISTS: dict[str, tuple[type, ...]] = {"references": (str,), "candidates": (str,), "candidate_rewards": (float, int)}
 
 
-def missing(row: Row, names: Sequence[str]) -> str | None:
+def missing(row: DataRow, names: Sequence[str]) -> str | None:
     for name in names:
         if row[name] is None or (name in TEXTS and is_blank(row[name])):
             return f"the {name} is missing or empty."
     return None
 
 
-def _wrong_type(row: Row, texts: Sequence[str]) -> str | None:
+def _wrong_type(row: DataRow, texts: Sequence[str]) -> str | None:
     for name in texts:
         if row[name] is not None and (problem := text_problem(name, row[name])):
             return problem
