@@ -59,7 +59,7 @@ MAY_SET = {
         "loader.device",
         "self.accelerator.state.dynamo_plugin.backend",
     },
-    "experiments/checkpoints.py": {"control.should_evaluate"},
+    "experiments/best_checkpoint.py": {"control.should_evaluate"},
     "experiments/runs.py": {"args.eval_on_start"},
     "experiments/timing.py": {"control.should_training_stop"},
     # parts of a tokenizer and a model that are made here

@@ -445,7 +445,7 @@ def test_worst_and_best_pick_by_reward(kind: str) -> None:
 
 def draw_static(rows: Dataset, policy: Policy, step: int, chosen: list[int]) -> list[str]:
     """The static targets that a step uses, as the method takes them."""
-    from semioffline.methods.semi_offline import choose_static
+    from semioffline.data.examples import choose_static
 
     static = choose_static(batch_of(rows, "random", policy, chosen), Randomness(0, step))
     return policy.tokens.decode(static.ids.tolist())

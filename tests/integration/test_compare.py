@@ -20,7 +20,7 @@ from semioffline.cli.run_folder import commit
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import paired_p_value
 from semioffline.experiments import timing
-from semioffline.experiments.checkpoints import BestCheckpoint
+from semioffline.experiments.best_checkpoint import BestCheckpoint
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.plan import Plan
 from semioffline.experiments.results import Comparison, Timing

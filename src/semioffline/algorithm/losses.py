@@ -1,4 +1,5 @@
-"""Losses as pure functions on tensors. Each returns a sum; the trainer divides by the count of the whole step."""
+"""Losses and what they are made of, as pure functions on tensors. Losses are sums; the trainer divides them by the
+counts of the whole optimizer step."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -24,12 +25,13 @@ def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
 
 
 class Advantages(NamedTuple):
-    """values: (B, K), 0 for samples left out; they sum to 0 in every row. counts: (B,) samples that count."""
+    """values: (B, K) advantages, 0 for samples without a reward; they sum to 0 in every row. counts: (B,) number of
+    samples with a reward."""
 
     values: Tensor
     counts: Tensor
     valid: Tensor | None = None
-    """(B, K) False at samples left out; None means that all count."""
+    """(B, K) False at samples without a reward; None means that all have one."""
 
     def to(self, device: torch.device) -> "Advantages":
         return Advantages(*(None if part is None else send(part, device) for part in self))  # type: ignore[arg-type]
@@ -39,8 +41,9 @@ def advantages(rewards: Tensor, baseline: Baseline = "mean", scale: bool = False
     """Reward minus baseline; NaN rewards are left out.
 
     mean: b = mean of the row's K rewards. It contains the sample itself, so the expected gradient is (K-1)/K of the
-    exact one. leave_one_out: b_k = mean of the others' rewards, A_k = K/(K-1) * (R_k - mean): all of the gradient.
-    scale: divide by the standard deviation of the row's rewards. Equal rewards give exactly zero, however rounded.
+    exact one. leave_one_out: b_k = mean of the others' rewards, A_k = K/(K-1) * (R_k - mean): the expected
+    gradient is exact. scale: divide by the standard deviation of the row's rewards. If all rewards of a row are equal,
+    its advantages are exactly 0.
     """
     valid = ~torch.isnan(rewards)
     counts = valid.sum(1)
@@ -74,7 +77,7 @@ def sample_weights(advantages: Advantages, masked: Tensor, loss_scale: LossScale
 
 
 def reinforce(drawn_logits: Tensor, rows: Tensor, weights: Callable[[], Tensor], ready: bool = False) -> DeferredSum:
-    """The RL loss of semi-offline RL, summed over rows (section 3.3 of the paper, with identity 1):
+    """The RL loss of semi-offline RL, summed over rows (section 3.3 of the paper, simplified as explained below):
 
         L_RL = - sum_b sum_k w_bk sum_{t masked} log p(a_t^k | o_t) = - sum_b sum_k w_bk sum_{t masked} z_t[a_t^k]
 
@@ -141,7 +144,7 @@ def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) 
 def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
     """BRIO's loss, summed over rows and pairs: sum_{i<j} max(0, f_j - f_i + (j - i) * margin).
 
-    scores, rewards: (B, N), best candidate first. Equal rewards make no pair; NaN rewards (fillers) neither.
+    scores, rewards: (B, N), best candidate first. Candidates with equal rewards, or with NaN (padding), form no pair.
     """
     number = scores.shape[1]
     ranks = torch.arange(number, device=scores.device)
@@ -152,7 +155,7 @@ def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
 
 
 def reward_to_go(rewards: Tensor, horizon: int, discount: float, after_end: float) -> Tensor:
-    """(B, T) -> (B, T): discounted mean of the reward now and of the `horizon` rewards that follow.
+    """(B, T) -> (B, T): discounted mean of each position's reward and the `horizon` rewards after it.
 
     Q_t = sum_{k=0..h} g^k r_{t+k} / sum_{k=0..h} g^k. A text that has ended earns `after_end` for ever.
     """

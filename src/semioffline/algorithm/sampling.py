@@ -73,12 +73,12 @@ def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def text_uniforms(index: Tensor, many: int, longest: int, randomness: Randomness, purpose: str) -> Tensor:
-    """(B * many, longest) numbers for `Draws`, those of an example together. A token's does not depend on `longest`."""
+    """(B * many, longest) numbers for `DrawsProcessor`, an example's together. They do not depend on `longest`."""
     numbers = randomness.uniform(purpose, index, [longest * many] * len(index))
     return numbers.view(len(index), longest, many).transpose(1, 2).flatten(0, 1)
 
 
-class Draws:
+class DrawsProcessor:
     """Chooses the tokens that `generate` samples: each row takes those that its own numbers fall on, whatever rows are
     beside it. A logits processor."""
 

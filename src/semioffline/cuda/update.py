@@ -1,5 +1,4 @@
-"""Clipping and the optimizer as CUDA graphs: beside recorded passes (`graphs`) they are most of what is left to the
-host."""
+"""Clipping and the optimizer as CUDA graphs. Next to a captured trunk (`trunk`) they are most of the host's work."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Text
 from semioffline.errors import UserError, unknown
 from semioffline.policy.policy import Policy
@@ -342,6 +343,13 @@ def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:
     chosen = (uniforms.to(counts.device) * counts).long()
     rows = torch.arange(len(counts), device=counts.device) * many + chosen
     return Text(static.ids[rows], static.keep_mask[rows], static.words[rows])
+
+
+def choose_static(batch: Batch, randomness: Randomness) -> Text:
+    """The batch's static targets; where a row has several candidates, one of them at random."""
+    if batch.static_counts is None:
+        return batch.static
+    return pick_static(batch.static, batch.static_counts, randomness.uniform("static", batch.index, [1] * len(batch)))
 
 
 class Epochs(TrainerCallback):

@@ -9,7 +9,7 @@ from pathlib import Path
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError, changes
 from semioffline.evaluation.results import write_predictions
-from semioffline.experiments.checkpoints import BestCheckpoint
+from semioffline.experiments.best_checkpoint import BestCheckpoint
 from semioffline.experiments.identity import EVALUATION, run_settings
 from semioffline.experiments.plan import RESULT, START, Plan, read_run
 from semioffline.experiments.results import CurvePoint, RunResult, Timing

@@ -82,7 +82,7 @@ class Method(SemiOffline):
             _check_fits(policy, source, static)
             [target_logits] = policy.predict(batch.source, [target_row])
             [logits] = policy.predict(source, [masked_row])
-        return target_logits, self.draw(policy, logits, batch, static, observation, randomness)
+        return target_logits, self.sample(policy, logits, batch, static, observation, randomness)
 
     # ---- -Mask ----
 

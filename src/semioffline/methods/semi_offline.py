@@ -14,7 +14,7 @@ from semioffline.algorithm.sampling import allow_end, complete, draw, draw_unifo
 from semioffline.algorithm.tensors import Batch, CompletionRow, Observation, Row, Samples, StepOutput, Term, Text, send
 from semioffline.config import SHARE, Range, StaticTarget, setting
 from semioffline.cuda.functions import Replayed
-from semioffline.data.examples import Examples, pick_static
+from semioffline.data.examples import Examples, choose_static
 from semioffline.methods.base import RLMethod
 from semioffline.methods.completions import completion_rows
 from semioffline.methods.mle import masked_target_row, mle_term
@@ -47,26 +47,19 @@ class SemiOfflineConfig(GroupSettings):
         return super().problems() + ["draw_end needs eos_after: only then EOS may be drawn"] * needs
 
 
-def choose_static(batch: Batch, randomness: Randomness) -> Text:
-    """The batch's static targets; where a row has several candidates, one of them at random."""
-    if batch.static_counts is None:
-        return batch.static
-    return pick_static(batch.static, batch.static_counts, randomness.uniform("static", batch.index, [1] * len(batch)))
-
-
 class Drawn(NamedTuple):
-    """K draws at each of the M masked positions, and the entropy of the distributions drawn from."""
+    """K samples, which differ at the M masked positions, and the entropy of the distributions they were drawn from."""
 
     samples: Samples
     logits: Tensor
-    """(M, K) of the drawn tokens, divided by the temperature, with gradient; or log p of the tokens."""
+    """(M, K) logits of the drawn tokens / temperature, with gradient. Samples without shared distributions: log p."""
     entropy: Tensor
 
 
 class Method(RLMethod[SemiOfflineConfig]):
     """L = L_MLE + rl_weight * L_RL, with L_RL = (1/K) sum_k -(R_k - b) sum_{t masked} log p(a_t^k | o_t).
 
-    Section 3.3 of the paper. `algorithm.losses.reinforce` is L_RL and explains how its sum over k is computed.
+    Section 3.3 of the paper; loss_scale="token" multiplies L_RL by K / |M|. `algorithm.losses.reinforce` is L_RL.
     """
 
     config_class: ClassVar[type[SemiOfflineConfig]] = SemiOfflineConfig
@@ -74,7 +67,7 @@ class Method(RLMethod[SemiOfflineConfig]):
     def __init__(self, config: SemiOfflineConfig):
         super().__init__(config)
         self.total_steps: int = config.max_steps
-        self._weigh = Replayed(self._weigh_samples) if config.cuda_graphs else self._weigh_samples
+        self._weights = Replayed(self._compute_weights) if config.cuda_graphs else self._compute_weights
 
     @property
     def static_target(self) -> StaticTarget:
@@ -90,9 +83,11 @@ class Method(RLMethod[SemiOfflineConfig]):
         target_logits, drawn = self.predict_and_draw(policy, batch, static, observation, randomness)
         scores = score(drawn.samples, batch)
 
-        masked, rows = send(observation.hidden.sum(1), drawn.logits.device), drawn.samples.places[0]
-        rl = reinforce(drawn.logits, rows, lambda: self._weigh(scores.rewards.to(masked.device), masked), scores.ready)
-        # created after the RL term: backward reaches it first, and the rewards last
+        counts, rows = send(observation.hidden.sum(1), drawn.logits.device), drawn.samples.places[0]
+        rl = reinforce(
+            drawn.logits, rows, lambda: self._weights(scores.rewards.to(counts.device), counts), scores.ready
+        )
+        # created after the RL term: backward runs in reverse order, so it waits for the rewards last
         mle = mle_term(target_logits, batch, config.label_smoothing_factor)
 
         def log() -> list[CompletionRow]:
@@ -128,23 +123,28 @@ class Method(RLMethod[SemiOfflineConfig]):
         target_row = masked_target_row(policy, batch, self.config, randomness)
         masked_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
         target_logits, logits = policy.predict(batch.source, [target_row, masked_row])
-        return target_logits, self.draw(policy, logits, batch, static, observation, randomness)
+        return target_logits, self.sample(policy, logits, batch, static, observation, randomness)
 
-    def draw(
-        self, policy: Policy, logits: Tensor, batch: Batch, static: Text, seen: Observation, randomness: Randomness
+    def sample(
+        self,
+        policy: Policy,
+        logits: Tensor,
+        batch: Batch,
+        static: Text,
+        observation: Observation,
+        randomness: Randomness,
     ) -> Drawn:
         """K samples from the (M, V) logits of the masked positions."""
         config, allowed, end_id = self.config, policy.allowed, None
         if config.eos_after is not None:
             end_id = policy.tokens.eos_id
-            allowed = allow_end(allowed, static, seen, end_id, config.eos_after)
-        uniforms = draw_uniforms(seen, batch.index, config.num_samples, randomness, "draw")
+            allowed = allow_end(allowed, static, observation, end_id, config.eos_after)
+        uniforms = draw_uniforms(observation, batch.index, config.num_samples, randomness, "draw")
         z = sampling_logits(logits, allowed, config.temperature, config.top_k, config.top_p)
         draws, entropy = draw(z, uniforms)
-        drawn = logits.gather(1, draws)
-        drawn = drawn if config.temperature == 1.0 else drawn / config.temperature
-        return Drawn(complete(static, seen, draws, end_id), drawn, entropy)
+        drawn_logits = logits.gather(1, draws) / config.temperature
+        return Drawn(complete(static, observation, draws, end_id), drawn_logits, entropy)
 
-    def _weigh_samples(self, rewards: Tensor, masked: Tensor) -> Tensor:
+    def _compute_weights(self, rewards: Tensor, masked: Tensor) -> Tensor:
         given = advantages(rewards, self.config.baseline, self.config.scale_rewards)
         return sample_weights(given, masked, self.config.loss_scale)

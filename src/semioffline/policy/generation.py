@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semioffline.algorithm.sampling import Draws
+from semioffline.algorithm.sampling import DrawsProcessor
 from semioffline.algorithm.tensors import Text, send
 from semioffline.cuda.decoding import Recorder, can_replay, replayed_steps, static_cache
 from semioffline.cuda.trunk import Trunk, refuse_adapter
@@ -96,7 +96,7 @@ class Generator:
     def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding, uniforms: Tensor | None) -> Tensor:
         settings = decoding.generate_kwargs()
         if uniforms is not None:  # one token is left of each distribution, and sampling takes it
-            draws = Draws(uniforms, decoding.temperature, decoding.top_k, decoding.top_p)
+            draws = DrawsProcessor(uniforms, decoding.temperature, decoding.top_k, decoding.top_p)
             settings |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "logits_processor": [draws]}
             own = self._base.generation_config  # what the model would add: samples are the policy's alone
             settings |= {name: value for name, value in NEUTRAL.items() if getattr(own, name, None) is not None}

@@ -40,18 +40,18 @@ def _summarise(rewards: Tensor, *parts: Tensor) -> Tensor:
 
 @dataclass
 class Scores:
-    """What samples are worth."""
+    """Rewards of samples, with their parts and texts."""
 
     rewards: Tensor
     """(B, K), NaN where a sample is left out."""
     parts: Mapping[str, Values | Tensor]
     """For each reward function, its B * K values."""
     decode: Callable[[], list[str]]
-    """Gives the texts: they are wanted at every log only."""
+    """Decodes the samples; called only when completions are logged."""
     seconds: float = 0.0
     """Time that scoring took."""
     summarise: Callable[..., Tensor] = _summarise
-    """Or the same as a graph."""
+    """`_summarise`, or its CUDA-graph version."""
 
     ready = True
     waited = 0.0
@@ -64,7 +64,7 @@ class Scores:
 
     @cached_property
     def metrics(self) -> dict[str, float | Tensor]:
-        """What the log says about them; on the device where they were computed there."""
+        """Reward metrics for the log, as tensors on the device if they were computed there."""
         on_device = [values for values in self.parts.values() if isinstance(values, Tensor)]
         parts = on_device or [torch.tensor(values, dtype=torch.float64) for values in self.parts.values()]
         values = self.summarise(self.rewards if on_device else self.rewards.cpu(), *parts)
@@ -74,12 +74,12 @@ class Scores:
 
 
 class PendingScores:
-    """Scores on their way. Reading them waits for them; an error of a reward function is raised there."""
+    """Scores still being computed. Reading them waits for them; an error of a reward function is raised there."""
 
     def __init__(self, future: Future[Scores]):
         self._future = future
         self.waited = 0.0
-        """Seconds that somebody waited."""
+        """Seconds spent waiting for them."""
 
     @property
     def ready(self) -> bool:
@@ -108,9 +108,9 @@ class PendingScores:
 class Scorer:
     """What a method calls: samples and their batch -> rewards.
 
-    overlap: scoring runs in a thread, and what reads the scores waits. workers: so many processes decode and score for
-    built-in rewards. on_device: what can be computed where the samples are, is; replay: as graphs, which
-    this makes. None of these changes a result.
+    overlap: scoring runs in a thread, and reading the scores waits for it. workers: number of processes that decode
+    samples and compute built-in rewards. on_device: compute rewards on the samples' device where possible. replay:
+    turns a function into one replayed as CUDA graphs. None of these changes a result.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Scorer:
         self.workers = workers if reward_set.built_in and policy.tokens.tokenizer.is_fast else 0
 
     def start_workers(self) -> None:
-        """Have them ready when the first samples come."""
+        """Start the worker processes now, so that they are ready when the first samples come."""
         if self.workers and not (self.on_device and self._device_rewards):
             shared_pool(self.workers)
 
@@ -218,9 +218,9 @@ class Scorer:
     def _values(
         self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch
     ) -> tuple[np.ndarray, float, dict[str, Values]]:
-        """The draws, when they came, and each reward's values: built-in ones from the workers, meanwhile the others in
-        this process. What fails in a worker is left to this process, where it fails again with the message it has
-        without workers."""
+        """The draws, the time they arrived, and the values of each reward. Workers score the built-in rewards while
+        this process scores the others. If a worker fails, this process scores everything, so that users see the same
+        error as without workers."""
         elsewhere = list(self.reward_set.built_in) if self.workers else []
         draws: np.ndarray | None = None
         started = time.perf_counter()
@@ -274,7 +274,7 @@ class Scorer:
 
 
 def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
-    """Row after row, its samples under each mask; and the order that this gives to the rows of the draws."""
+    """One group per (row, mask), ordered by row; and the index that puts the rows of `draws` into this order."""
     static, hidden = samples.text.ids.cpu().numpy().astype(np.int32), samples.hidden.cpu().numpy()
     lengths, size, many = samples.text.keep_mask.sum(1).tolist(), len(static), samples.draws.shape[1]
     masks = [at for b in range(size) for at in range(b, len(hidden), size)]

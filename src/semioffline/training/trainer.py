@@ -106,7 +106,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             rewards, args.reward_weights, reward_processing_classes, args.device, args.reward_timeout
         )
         self.scorer = self._make_scorer()
-        self._make_fast()
+        self._set_up_acceleration()
         args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
@@ -115,7 +115,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
 
-    def _make_fast(self) -> None:
+    def _set_up_acceleration(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
         changes its shapes with every batch."""
         args = self.args
@@ -140,9 +140,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return optimizer
 
     def _make_scorer(self) -> Scorer:
-        """Scoring goes on beside the model where the model is on a device and leaves the cores alone, or where worker
-        processes are asked for. A model on the CPU would share its cores with them. What can be scored on a CUDA device
-        is scored there."""
+        """Rewards are computed in parallel with the model when it runs on an accelerator, or when reward_workers is
+        above 0: a model on the CPU would share its cores with them. A CUDA device computes the rewards that it can."""
         args, workers = self.args, self.args.reward_workers
         if workers is None:
             workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -204,8 +203,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """Loss and backward of one micro-batch. The loss is already divided by the counts of the whole step, so it is
         not divided again; gradients are averaged over processes, hence the factor.
 
-        Nothing here waits for the device, except for the draws whose rewards are wanted, with top_p for the draws
-        themselves, and for a copy of the loss that was made before backward: by then it is there."""
+        The host waits for the device in three places only: for the drawn tokens, when rewards are computed on the host;
+        while sampling with top_p below 1; and for the loss, whose copy was started before backward."""
         if not (model.training and self.policy.model.training):
             model.train()
         batch: Batch = inputs
@@ -216,20 +215,20 @@ class SemiOfflineTrainer(SafeCheckpoints):
         randomness = Randomness(self.args.seed, self.state.global_step)
         measured = self.balance if self.balance is not None and self.balance.measures else None
         squares: dict[str, Tensor] = {}
-        wanted = squares if measured is not None or self._log_is_due() else None
-        with self.compute_loss_context_manager(), self.policy.through(model), self.policy.watch(wanted):
+        recorded = squares if measured is not None or self._log_is_due() else None
+        with self.compute_loss_context_manager(), self.policy.through(model), self.policy.watch(recorded):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             if self.balance is not None:
                 output = self.balance.weigh(output)
             parts = self._parts(output, num_items_in_batch)
             loss = self._total(output, parts)
         self.policy.meter.add_inputs(len(batch))
-        seen = HostCopy(loss)
+        loss_before = HostCopy(loss)
         kwargs = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
         self.accelerator.backward(loss * self.args.world_size, **kwargs)
         parts = self._parts(output, num_items_in_batch, known=True)
         loss = self._total(output, parts) if any(term.value for term in output.terms) else loss.detach()
-        self._check_finite(seen, loss, batch)
+        self._check_finite(loss_before, loss, batch)
         self._note(output, parts, squares)
         if measured is not None:
             measured.see(squares, self.args.device)
@@ -238,8 +237,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return loss * self.args.world_size
 
     def _parts(self, output: StepOutput, counts: Any, known: bool = False) -> dict[str, Tensor]:
-        """The terms divided by the counts of the step. known: their values, without gradient; those that waited for
-        something have them now."""
+        """The terms divided by the counts of the step. known: after backward, when all values are known; these have no
+        gradient."""
         divisor = {"token": counts[0], "row": counts[1]}
         totals = {term.name: term.total for term in output.terms}
         if known:
@@ -249,9 +248,10 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def _total(self, output: StepOutput, parts: dict[str, Tensor]) -> Tensor:
         return torch.stack([term.weight * parts[term.name] for term in output.terms]).sum()
 
-    def _check_finite(self, seen: HostCopy, loss: Tensor, batch: Batch) -> None:
-        """Before the optimizer steps. seen: the loss before backward; terms that waited were 0, or NaN, in it."""
-        if not math.isfinite(seen.wait().item()):
+    def _check_finite(self, loss_before: HostCopy, loss: Tensor, batch: Batch) -> None:
+        """Stop before the optimizer steps if the loss is not finite. loss_before: the loss before backward, in which
+        terms that still wait for rewards count as 0, or as NaN if their logits are not finite."""
+        if not math.isfinite(loss_before.wait().item()):
             rows = ", ".join(map(str, batch.index.tolist()))
             where = f"at step {self.state.global_step} (rows {rows})"
             raise NonFiniteLoss(
