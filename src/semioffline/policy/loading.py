@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,22 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if is_peft(model) else model
 
 
+def check_adapters(configs: Iterable[Any]) -> None:
+    """Refuse adapters that put virtual tokens before the text: rows are run through the base model, which has none."""
+    for config in configs:
+        if getattr(config, "is_prompt_learning", False):
+            name = str(getattr(config.peft_type, "value", config.peft_type))
+            raise UserError(
+                f"the adapter type {name} is not supported: it adds virtual tokens to the text. "
+                "Supported: adapters that change weights, such as LoRA (LoraConfig), or full fine-tuning"
+            )
+
+
 def add_adapter(model: Any, peft_config: Any, mask_id: int) -> nn.Module:
     """Attach the adapter; the mask token's embedding row is trained and saved with it."""
     from peft import get_peft_model
 
+    check_adapters([peft_config])
     if hasattr(peft_config, "trainable_token_indices") and not peft_config.trainable_token_indices:
         table = model.get_decoder().get_input_embeddings()
         name = next(name for name, module in model.named_modules() if module is table)
@@ -136,7 +149,9 @@ def mask_row_trains(base: Any) -> bool:
 def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any]:
     from peft import PeftConfig, PeftModel
 
-    base_name = PeftConfig.from_pretrained(name).base_model_name_or_path
+    config = PeftConfig.from_pretrained(name)
+    check_adapters([config])
+    base_name = config.base_model_name_or_path
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
     base = _load_base(base_name, dtype)
     add_mask_token(base, tokenizer, adapted=True)

@@ -23,6 +23,7 @@ from semioffline.policy.loading import (
     add_adapter,
     add_mask_token,
     base_of,
+    check_adapters,
     check_tokenizer,
     is_peft,
     load_model,
@@ -74,6 +75,7 @@ class Policy(nn.Module):
     ):
         super().__init__()
         check_tokenizer(tokenizer)
+        check_adapters(model.peft_config.values() if is_peft(model) else [])
         base = base_of(model)
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
         mask_id = add_mask_token(base, tokenizer, peft_config is not None or is_peft(model))
