@@ -45,6 +45,7 @@ MAY_SET = {
     # PyTorch: what a Function keeps for its backward, gradients, a layer of a model
     "algorithm/deferred.py": {"ctx.deferred", "ctx.types"},
     "cuda/trunk.py": {"ctx.recording", "parameter.grad"},
+    "policy/checks.py": {"module.training"},
     "policy/loading.py": {"head.weight", "module.p", "module.config", "peft_config.trainable_token_indices", "place.*"},
     # the one place that replaces the forward of a module, and puts it back
     "cuda/replaced.py": {"owner.*"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,10 +15,10 @@ from semioffline.algorithm.sampling import DrawsProcessor
 from semioffline.algorithm.tensors import Text, send
 from semioffline.cuda.decoding import Recorder, can_replay, replayed_steps, static_cache
 from semioffline.cuda.trunk import Trunk, refuse_adapter
-from semioffline.errors import UserError
+from semioffline.errors import UserError, told_in_one_line
 from semioffline.policy.attention import as_attention_mask, shared_keys
 from semioffline.policy.decoding import Decoding
-from semioffline.policy.loading import base_of
+from semioffline.policy.loading import base_of, first_position
 from semioffline.policy.packing import pad_left
 from semioffline.policy.tokens import Codec
 
@@ -35,6 +36,12 @@ class Generator:
         self.replays_decoding = False
         """Capture a token's step when texts are generated, and replay it for the others."""
         self._record: Recorder | None = None
+        self._pads_left = True
+        """Generate for prompts of different lengths together, padded on the left; else for one length after the other."""
+
+    def group_lengths(self) -> None:
+        """From now on, generate for prompts of one length after the other: the model reads left padding as text."""
+        self._pads_left = False
 
     @property
     def _base(self) -> Any:
@@ -74,6 +81,9 @@ class Generator:
     ) -> list[list[int]]:
         """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). uniforms: the numbers
         that samples are drawn with, one for each list and token; else they are torch's."""
+        if not self._pads_left and not source.keep_mask.all():
+            generate = partial(self.generate, decoding=decoding, keep_end=keep_end)
+            return one_length_after_the_other(generate, source, decoding.num_return_sequences, uniforms)
         ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
         is_encoder_decoder = bool(self._base.config.is_encoder_decoder)
         if not is_encoder_decoder:
@@ -85,7 +95,7 @@ class Generator:
         # a cache grows with every token: compiled layers would be compiled again and again
         stance = torch.compiler.set_stance("force_eager") if self.trunk.layers_are_compiled else nullcontext()
         try:
-            with stance:
+            with stance, told_in_one_line(ValueError):  # settings that the architecture does not take: RWKV and beams
                 out = self._generate(ids, keep, ends, decoding, uniforms)
         finally:
             self.model.train(training)
@@ -100,6 +110,8 @@ class Generator:
             settings |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "logits_processor": [draws]}
             own = self._base.generation_config  # what the model would add: samples are the policy's alone
             settings |= {name: value for name, value in NEUTRAL.items() if getattr(own, name, None) is not None}
+        if first_position(self._base):  # `generate` itself counts from 0, the forward pass from there
+            settings["position_ids"] = (keep.long().cumsum(1) - 1).clamp(min=0) + first_position(self._base)
         devices = [self.device] if self.device.type == "cuda" else []
         steps: Any = nullcontext()
         if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
@@ -117,6 +129,25 @@ class Generator:
                 use_cache=True,
                 **settings,
             )
+
+
+def one_length_after_the_other(
+    generate: Callable[..., list[list[int]]], source: Text, num_samples: int, uniforms: Tensor | None
+) -> list[list[int]]:
+    """`generate` without padding, for models that read padding as text or count it: recurrent ones, and some with
+    learned positions."""
+    lengths = source.keep_mask.sum(1)
+    outputs: list[list[list[int]]] = [[] for _ in lengths]
+    for length in lengths.unique().tolist():
+        chosen = (lengths == length).nonzero().squeeze(1)
+        part = Text(*(tensor[chosen, :length] for tensor in (source.ids, source.keep_mask, source.words)))
+        numbers = None
+        if uniforms is not None:
+            numbers = uniforms.unflatten(0, (-1, num_samples))[chosen.to(uniforms.device)].flatten(0, 1)
+        texts = generate(part, uniforms=numbers)
+        for place, row in enumerate(chosen.tolist()):
+            outputs[row] = texts[place * num_samples : (place + 1) * num_samples]
+    return [text for texts in outputs for text in texts]
 
 
 def _until(ids: list[int], ends: set[int], keep_end: bool) -> list[int]:

@@ -186,6 +186,15 @@ def _takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.get_decoder().embed_positions.forward).parameters
 
 
+def first_position(model: Any) -> int:
+    """The row of the position table that a text's first token takes: RoBERTa's tables begin behind the padding id."""
+    if model.config.is_encoder_decoder:
+        return 0
+    table = getattr(getattr(model.get_decoder(), "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return 0 if padding is None else int(padding) + 1
+
+
 def disable_dropout(model: nn.Module) -> None:
     """Every dropout layer, and the probabilities that models keep as plain attributes, or that their layers look up in
     the config: these get one of their own, because the model's is saved with it."""

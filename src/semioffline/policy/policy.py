@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from semioffline.algorithm.tensors import Row, Text, send
 from semioffline.cuda.trunk import Trunk, refuse_adapter
 from semioffline.policy.attention import as_attention_mask
+from semioffline.policy.checks import check_model
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.generation import Generator
 from semioffline.policy.loading import (
@@ -25,6 +26,7 @@ from semioffline.policy.loading import (
     base_of,
     check_adapters,
     check_tokenizer,
+    first_position,
     is_peft,
     load_model,
     mask_row_trains,
@@ -101,6 +103,9 @@ class Policy(nn.Module):
         decoder.register_forward_hook(self._cut)
         if self.is_encoder_decoder and self.share_prompt and hasattr(decoder, "embed_positions"):
             decoder.embed_positions.register_forward_pre_hook(self._restart, with_kwargs=True)
+        self.share_prompt, pads_left = check_model(self)
+        if not pads_left:
+            self.generator.group_lengths()
 
     # ---- loading and saving ----
 
@@ -181,8 +186,8 @@ class Policy(nn.Module):
         config = self.config.get_text_config(decoder=True)
         for name in ("max_position_embeddings", "n_positions"):
             limit = getattr(config, name, None)
-            if limit is not None and config.model_type not in ("t5", "mt5", "umt5", "longt5"):
-                return int(limit)
+            if limit is not None and limit > 0 and config.model_type not in ("t5", "mt5", "umt5", "longt5"):
+                return int(limit) - first_position(self.base)
         return None
 
     def longest_output(self, source: Text, longest: int | None) -> int:
@@ -221,6 +226,15 @@ class Policy(nn.Module):
             yield
         finally:
             self._watched = None
+
+    @contextmanager
+    def packed_rows(self, packed: bool) -> Iterator[None]:
+        """Inside, `predict` packs rows that share a prompt, or runs each row alone."""
+        before, self.share_prompt = self.share_prompt, packed
+        try:
+            yield
+        finally:
+            self.share_prompt = before
 
     @overload
     def predict(self, source: Text, rows: list[Row], with_values: Literal[False] = False) -> list[Tensor]: ...
