@@ -25,7 +25,7 @@ class Decoding:
 
     What the model's own `generation_config` says beyond these fields (forced or suppressed tokens, a repetition
     penalty, the EOS ids) still applies. To samples that have numbers of their own, what changes a distribution (the
-    penalty, min_p, typical_p) does not: they are the policy's alone.
+    penalty, min_p, a bias, bad words of several tokens) does not: they are the policy's alone (`policy.neutral`).
     """
 
     num_beams: int = 1

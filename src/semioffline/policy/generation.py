@@ -19,13 +19,11 @@ from semioffline.errors import UserError, told_in_one_line
 from semioffline.policy.attention import as_attention_mask, shared_keys
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import base_of, first_position
+from semioffline.policy.neutral import banned, neutral
 from semioffline.policy.packing import pad_left
 from semioffline.policy.tokens import Codec
 
 logger = logging.getLogger(__name__)
-NEUTRAL = {"repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "typical_p": 1.0}
-NEUTRAL |= {"min_p": 0.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-"""Settings that change a distribution, where they do not."""
 
 
 class Generator:
@@ -54,7 +52,14 @@ class Generator:
     @property
     def suppressed(self) -> set[int]:
         """Ids that are never generated."""
-        return {*(self._base.generation_config.suppress_tokens or []), self.tokens.mask_id}
+        return {*banned(self._base.generation_config, self.ends), self.tokens.mask_id}
+
+    @property
+    def ends(self) -> set[int]:
+        """Ids that end a text."""
+        own = self._base.generation_config.eos_token_id
+        own = self.tokens.eos_id if own is None else own
+        return set(own) if isinstance(own, list) else {own}
 
     def replay_decoding(self, must: bool = True, record: Recorder | None = None) -> None:
         """From now on, where the model and the device allow it.
@@ -88,28 +93,24 @@ class Generator:
         is_encoder_decoder = bool(self._base.config.is_encoder_decoder)
         if not is_encoder_decoder:
             ids, keep = pad_left(ids, keep, self.tokens.pad_id)
-        own = self._base.generation_config
-        ends = self.tokens.eos_id if own.eos_token_id is None else own.eos_token_id
         training = self.model.training
         self.model.eval()
         # a cache grows with every token: compiled layers would be compiled again and again
         stance = torch.compiler.set_stance("force_eager") if self.trunk.layers_are_compiled else nullcontext()
         try:
             with stance, told_in_one_line(ValueError):  # settings that the architecture does not take: RWKV and beams
-                out = self._generate(ids, keep, ends, decoding, uniforms)
+                out = self._generate(ids, keep, decoding, uniforms)
         finally:
             self.model.train(training)
         new = out[:, 1:] if is_encoder_decoder else out[:, ids.shape[1] :]
-        ends = set(ends) if isinstance(ends, list) else {ends}
-        return [_until(row, ends, keep_end) for row in new.tolist()]
+        return [_until(row, self.ends, keep_end) for row in new.tolist()]
 
-    def _generate(self, ids: Tensor, keep: Tensor, ends: Any, decoding: Decoding, uniforms: Tensor | None) -> Tensor:
+    def _generate(self, ids: Tensor, keep: Tensor, decoding: Decoding, uniforms: Tensor | None) -> Tensor:
         settings = decoding.generate_kwargs()
         if uniforms is not None:  # one token is left of each distribution, and sampling takes it
             draws = DrawsProcessor(uniforms, decoding.temperature, decoding.top_k, decoding.top_p)
             settings |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "logits_processor": [draws]}
-            own = self._base.generation_config  # what the model would add: samples are the policy's alone
-            settings |= {name: value for name, value in NEUTRAL.items() if getattr(own, name, None) is not None}
+            settings |= neutral(self._base.generation_config, bool(self._base.config.is_encoder_decoder))
         if first_position(self._base):  # `generate` itself counts from 0, the forward pass from there
             settings["position_ids"] = (keep.long().cumsum(1) - 1).clamp(min=0) + first_position(self._base)
         devices = [self.device] if self.device.type == "cuda" else []
@@ -125,7 +126,7 @@ class Generator:
                 attention_mask=keep.long(),
                 suppress_tokens=sorted(self.suppressed),
                 pad_token_id=self.tokens.pad_id,
-                eos_token_id=ends,
+                eos_token_id=sorted(self.ends),
                 use_cache=True,
                 **settings,
             )
