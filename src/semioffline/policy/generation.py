@@ -35,7 +35,7 @@ class Generator:
         """Capture a token's step when texts are generated, and replay it for the others."""
         self._record: Recorder | None = None
         self._pads_left = True
-        """Generate for prompts of different lengths together, padded on the left; else for one length after the other."""
+        """Prompts of different lengths are padded on the left; else one length is generated after the other."""
 
     def group_lengths(self) -> None:
         """From now on, generate for prompts of one length after the other: the model reads left padding as text."""

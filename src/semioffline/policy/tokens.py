@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from semioffline.policy.joining import NO_CONTEXT, Context, context_of, separator
+
 
 class Encoded(NamedTuple):
     """One tokenised text."""
@@ -66,9 +68,25 @@ class Codec:
                 return encoded
             encoded = self._encode(texts, max_length - 1, "right", target=True)  # the tokenizer's template adds none
             return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
-        joined = [t if not p or p[-1].isspace() else " " + t for t, p in zip(texts, prompts, strict=True)]
-        encoded = self._encode(joined, max_length - 1, "right", special=False)
+        contexts = [prompt[len(prompt.rstrip()) :] if prompt else None for prompt in prompts]
+        known = {end: NO_CONTEXT if end is None else context_of(self.tokenizer, end) for end in set(contexts)}
+        joined = [separator(prompt) + text for text, prompt in zip(texts, prompts, strict=True)]
+        encoded = self._encode_behind([known[end] for end in contexts], joined, max_length - 1)
         return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
+
+    def _encode_behind(self, contexts: list[Context], texts: list[str], max_length: int) -> list[Encoded]:
+        """Each text as it is tokenised behind its context, without the context's tokens."""
+        encoded: dict[int, Encoded] = {}
+        for context in dict.fromkeys(contexts):
+            chosen = [n for n, own in enumerate(contexts) if own == context]
+            found = self._encode(
+                [context.text + texts[n] for n in chosen], max_length + context.size, "right", special=False
+            )
+            for n, (ids, words, truncated) in zip(chosen, found):
+                first = min((word for word in words[context.size :] if word >= 0), default=0) if context.size else 0
+                words = [word if word < 0 else word - first for word in words[context.size :]]
+                encoded[n] = Encoded(ids[context.size :], words, truncated)
+        return [encoded[n] for n in sorted(encoded)]
 
     def _encode(
         self, texts: list[str], max_length: int, side: str, target: bool = False, special: bool = True
