@@ -1,5 +1,7 @@
 """GOLD: weights by a loop, the frozen start model, and what is saved of it."""
 
+import math
+
 import pytest
 import torch
 
@@ -63,6 +65,40 @@ def test_the_loss_by_a_loop_over_tokens(tiny_policy, tiny_data, settings, kind, 
     assert [term.name for term in output.terms] == ["gold"]
     assert output.terms[0].per == "token"
     assert output.terms[0].total.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("reward", "floor"), [("s", 0.3), ("p", 3.5)])
+def test_rewards_have_a_lower_bound(tiny_policy, tiny_data, settings, reward, floor):
+    """c in algorithm 1 of Pang and He: each reward of the horizon is at least that, before they are added up."""
+    policy = tiny_policy("bart")
+    args = settings("gold", gold_reward=reward, gold_reward_floor=floor, gold_horizon=1, gold_baseline=-4.0)
+    method, examples = prepared(policy, tiny_data, args)
+    batch = Collator(policy.pad_id)([examples[n] for n in (5, 2)])
+    found = method._returns(batch)
+    for b, example in enumerate((5, 2)):
+        log_q = [*method.start_log_p[example].tolist(), 0.0]
+        rewards = [max(floor, math.exp(v) if reward == "s" else v + 4.0) for v in log_q]
+        expected = [(now + then) / 2 for now, then in zip(rewards, rewards[1:])]
+        assert found[b, : len(expected)].tolist() == pytest.approx(expected, rel=1e-5)
+    assert floor in [pytest.approx(v) for v in found[batch.target.keep_mask].tolist()]
+
+
+def test_the_delta_reward_is_one_and_needs_no_start_model(tiny_policy, tiny_data, settings, tmp_path):
+    """GOLD-delta: -sum_t max(p_t, floor) log p_t. Nothing is computed before training, nor saved."""
+    policy = tiny_policy("bart")
+    args = settings("gold", gold_reward="delta", gold_horizon=3, gold_discount=0.5, gold_reward_floor=0.2)
+    method, examples = prepared(policy, tiny_data, args)
+    assert not method.start_log_p
+    batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
+    target = batch.target
+    [logits] = policy.predict(batch.source, [Row(target.ids, target.keep_mask, target.keep_mask)])
+    log_p = logits.log_softmax(1).gather(1, target.ids[target.keep_mask][:, None])[:, 0]
+    output = step(method, policy, batch)
+    expected = -(log_p.exp().clamp(min=0.1) * log_p).sum()
+    assert output.terms[0].total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert output.metrics["gold/return"].item() == 1.0
+    method.save(tmp_path)
+    method.load(tmp_path)
 
 
 def test_the_rewards_survive_a_resume(tiny_policy, tiny_data, settings, tmp_path):

@@ -28,14 +28,18 @@ class GoldConfig(MethodConfig):
     """Settings of `gold`."""
 
     method: ClassVar[str] = "gold"
-    gold_reward: Literal["s", "p"] = setting(
-        "s", "A token's reward is its probability (s) or its log-probability (p) under the initial checkpoint.", "GOLD"
+    gold_reward: Literal["s", "p", "delta"] = setting(
+        "s",
+        "A token's reward is its probability (s) or its log-probability (p) under the initial checkpoint; "
+        "delta: every return is 1.",
+        "GOLD",
     )
     gold_floor: float = setting(0.1, "Least value of the policy's own token probability as a weight.", "GOLD", SHARE)
+    gold_reward_floor: float = setting(0.0, "Least reward of a token, for s and p.", "GOLD", NOT_NEGATIVE)
     gold_horizon: int = setting(5, "Tokens that the reward-to-go looks ahead.", "GOLD", NOT_NEGATIVE)
     gold_discount: float = setting(1.0, "Discount of a reward one token later.", "GOLD", SHARE)
     gold_baseline: float = setting(
-        -10.0, "gold_reward=p: subtracted from the log-probability; what lies below counts 0.", "GOLD", FINITE
+        -10.0, "gold_reward=p: subtracted from the log-probability; at least gold_reward_floor is left.", "GOLD", FINITE
     )
 
 
@@ -44,10 +48,14 @@ class Method(BaseMethod[GoldConfig]):
 
     Pang and He 2021. p_t is the policy's own probability of y_t, without gradient: it stands for the importance weight.
     Q_t is the discounted reward now and over the gold_horizon next tokens; a token's reward is its probability q_t
-    under the frozen initial checkpoint (GOLD-s, "often better" by its authors) or max(0, log q_t - gold_baseline)
-    (GOLD-p). After the end every token counts as certain (q = 1), as in the published code. Two departures: Q_t is a
-    mean instead of a sum over the horizon, so that the loss stays on the scale of MLE; and p_t is the policy of this
-    step instead of a copy some steps old. There is no MLE term and no label smoothing.
+    under the frozen initial checkpoint (GOLD-s, "often better" by its authors) or log q_t - gold_baseline (GOLD-p), and
+    at least gold_reward_floor. After the end every token counts as certain (q = 1), as in the published code.
+    GOLD-delta rewards the ground truth as a whole with 1: Q_t = 1 everywhere, without a checkpoint. Two departures: Q_t
+    is a mean instead of a sum over the horizon, so that the loss stays on the scale of MLE; and p_t is the policy of
+    this step instead of a copy some steps old. There is no MLE term and no label smoothing.
+
+    In the paper's algorithm 1, gold_floor is u, gold_reward_floor c, gold_baseline b. Its scripts have u = 0.1, c = 0
+    (GOLD-s on CNN/DM, our defaults), u = 0.15, c = 0.1 (GOLD-s on XSum), and u = 0, c = 1, b = -10 (GOLD-p on CNN/DM).
     """
 
     config_class = GoldConfig
@@ -61,6 +69,8 @@ class Method(BaseMethod[GoldConfig]):
     @torch.no_grad()
     def prepare(self, policy: Policy, examples: Examples) -> None:
         self.start_log_p = []
+        if self.config.gold_reward == "delta":
+            return
         size, collate = self.config.per_device_eval_batch_size, Collator(policy.tokens.pad_id)
         training = policy.training
         policy.eval()
@@ -90,16 +100,19 @@ class Method(BaseMethod[GoldConfig]):
     def _returns(self, batch: Batch) -> Tensor:
         """(B, T) the reward-to-go of each token of the ground truth."""
         config = self.config
+        if config.gold_reward == "delta":
+            return torch.ones(batch.target.ids.shape, device=batch.index.device)
         if not self.start_log_p:
             raise RuntimeError("gold has no rewards yet: call prepare(policy, examples) before training")
         log_q = torch.zeros(batch.target.ids.shape)  # log 1 after the end
         for b, example in enumerate(batch.index.tolist()):
             known = self.start_log_p[example]
             log_q[b, : len(known)] = known
-        if config.gold_reward == "s":
-            rewards, after_end = log_q.exp(), 1.0
-        else:
-            rewards, after_end = (log_q - config.gold_baseline).clamp(min=0.0), max(0.0, -config.gold_baseline)
+        rewards, after_end = log_q.exp(), 1.0
+        if config.gold_reward == "p":
+            rewards, after_end = log_q - config.gold_baseline, -config.gold_baseline
+        floor = config.gold_reward_floor
+        rewards, after_end = rewards.clamp(min=floor), max(floor, after_end)
         return reward_to_go(rewards, config.gold_horizon, config.gold_discount, after_end).to(batch.index.device)
 
     def save(self, folder: Path) -> None:
@@ -109,6 +122,8 @@ class Method(BaseMethod[GoldConfig]):
 
     def load(self, folder: Path) -> None:
         """Those of the initial checkpoint, not of the model that this process happened to load."""
+        if self.config.gold_reward == "delta":
+            return
         if not (folder / FILE).is_file():
             raise UserError(f"{folder} has no {FILE}, so it was not saved by gold: start without resuming")
         saved = load_file(folder / FILE)
