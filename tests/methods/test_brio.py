@@ -43,6 +43,19 @@ def test_equal_rewards_give_no_gradient():
     assert not scores.grad.any()
 
 
+def test_ties_make_no_pair_and_count_in_the_distance_of_others():
+    """Rewards 3, 2, 2, 1 in this order. BRIO's code has the pair (1, 2) too: the order of a file decides it."""
+    scores, margin = torch.tensor([[-1.0, -1.0, -1.0, -1.0]]), 0.1
+    rewards = torch.tensor([[3.0, 2.0, 2.0, 1.0]])
+    assert ranking(scores, rewards, margin).item() == pytest.approx(margin * (1 + 2 + 3 + 2 + 1))
+    published = sum(margin * (j - i) for i in range(4) for j in range(i + 1, 4))
+    assert published == pytest.approx(ranking(scores, rewards, margin).item() + margin)
+    swapped = torch.tensor([[-1.0, -1.2, -0.7, -2.0]])
+    assert ranking(swapped, rewards, 0.0).item() == pytest.approx(
+        ranking(swapped[:, [0, 2, 1, 3]], rewards, 0.0).item()
+    )
+
+
 @pytest.mark.parametrize("kind", ["bart", "llama"])
 def test_the_loss_is_what_a_loop_over_pairs_gives(tiny_policy, tiny_data, settings, kind):
     policy = tiny_policy(kind)
