@@ -73,7 +73,7 @@ def test_rewards_have_a_lower_bound(tiny_policy, tiny_data, settings, reward, fl
     policy = tiny_policy("bart")
     args = settings("gold", gold_reward=reward, gold_reward_floor=floor, gold_horizon=1, gold_baseline=-4.0)
     method, examples = prepared(policy, tiny_data, args)
-    batch = Collator(policy.pad_id)([examples[n] for n in (5, 2)])
+    batch = Collator(policy.tokens.pad_id)([examples[n] for n in (5, 2)])
     found = method._returns(batch)
     for b, example in enumerate((5, 2)):
         log_q = [*method.start_log_p[example].tolist(), 0.0]
@@ -89,7 +89,7 @@ def test_the_delta_reward_is_one_and_needs_no_start_model(tiny_policy, tiny_data
     args = settings("gold", gold_reward="delta", gold_horizon=3, gold_discount=0.5, gold_reward_floor=0.2)
     method, examples = prepared(policy, tiny_data, args)
     assert not method.start_log_p
-    batch = Collator(policy.pad_id)([examples[n] for n in range(4)])
+    batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(4)])
     target = batch.target
     [logits] = policy.predict(batch.source, [Row(target.ids, target.keep_mask, target.keep_mask)])
     log_p = logits.log_softmax(1).gather(1, target.ids[target.keep_mask][:, None])[:, 0]

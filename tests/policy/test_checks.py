@@ -96,7 +96,7 @@ def test_roberta_decoders_run_each_row_alone_and_say_so(causal, tiny_batch, capl
     """Their positions begin behind the padding id. Several rows have the logits of the bare model."""
     policy = causal(*ROBERTAS[name], BERT)
     assert not policy.share_prompt
-    assert policy.pads_left
+    assert policy.generator.pads_left
     assert f"{name}: packing rows that share a prompt changes its logits" in caplog.text
     batch = tiny_batch(policy)
     target = Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)
@@ -119,7 +119,7 @@ def test_roberta_decoders_generate_at_the_positions_of_their_forward_pass(causal
     source = single(batch.source, 1)
     [ids] = policy.generate(source, Decoding(max_new_tokens=5), keep_end=True)
     logits = policy.base(input_ids=torch.cat([source.ids[0], torch.tensor(ids)])[None]).logits[0, -len(ids) - 1 : -1]
-    logits[:, policy.mask_id] = -torch.inf
+    logits[:, policy.tokens.mask_id] = -torch.inf
     assert logits.argmax(1).tolist() == ids
     assert policy.generate(batch.source, Decoding(max_new_tokens=5), keep_end=True)[1] == ids
 
@@ -174,7 +174,7 @@ def test_weights_that_are_elsewhere_are_not_run(tiny_model, tiny_tokenizer, monk
 def test_recurrent_models_generate_for_a_batch_what_they_generate_for_its_members(causal, tiny_batch, parts):
     """RWKV has no mask, so it reads padding as text: its prompts are grouped by length. Mamba's mask works."""
     policy = causal(*parts)
-    assert policy.pads_left == (parts[1] is hf.MambaConfig)
+    assert policy.generator.pads_left == (parts[1] is hf.MambaConfig)
     batch, decoding = tiny_batch(policy), Decoding(max_new_tokens=6)
     assert len(set(batch.source.lengths)) > 1
     expected = [policy.generate(single(batch.source, n), decoding)[0] for n in range(len(batch))]

@@ -91,33 +91,33 @@ TARGETS = ["meet the bold lamps", "a city, now", "Zorvia: a lamp\nnow"]
 def test_prompt_and_target_are_the_tokens_of_their_text(policy: Policy, prompt: str) -> None:
     """After a space that ends the prompt, and is a token of its own there, at least the text is the same."""
     joint = "" if prompt[-1].isspace() else " "
-    targets = policy.encode_targets(TARGETS, [prompt] * len(TARGETS), 64)
-    [source] = policy.encode_sources([prompt], 64)
+    targets = policy.tokens.encode_targets(TARGETS, [prompt] * len(TARGETS), 64)
+    [source] = policy.tokens.encode_sources([prompt], 64)
     for target, text in zip(targets, TARGETS):
         together = source.ids + target.ids[:-1]
-        whole = policy.tokenizer(prompt + joint + text)["input_ids"]
-        assert policy.decode([together]) == policy.decode([whole])
+        whole = policy.tokens.tokenizer(prompt + joint + text)["input_ids"]
+        assert policy.tokens.decode([together]) == policy.tokens.decode([whole])
         assert together == whole or prompt.endswith(" ")
-        assert target.ids[-1] == policy.tokenizer.eos_token_id
+        assert target.ids[-1] == policy.tokens.tokenizer.eos_token_id
         assert len(target.ids) == len(target.words)
 
 
 def test_no_piece_is_doubled(policy: Policy) -> None:
-    [target] = policy.encode_targets(["meet the bold lamps"], ["name: zorvia"], 64)
-    pieces = policy.tokenizer.convert_ids_to_tokens(target.ids)
+    [target] = policy.tokens.encode_targets(["meet the bold lamps"], ["name: zorvia"], 64)
+    pieces = policy.tokens.tokenizer.convert_ids_to_tokens(target.ids)
     assert pieces[0] not in ("\u2581", "\u2581\u2581", "\u0120")
-    assert policy.decode([target.ids]) == ["meet the bold lamps"]
+    assert policy.tokens.decode([target.ids]) == ["meet the bold lamps"]
 
 
 def test_targets_after_different_prompts_keep_their_order_and_length(policy: Policy) -> None:
     """Cut to the length that is asked, with EOS."""
     prompts = ["write:\n", "name: zorvia", "", "write:\n"]
-    together = policy.encode_targets(["a city, now"] * 4, prompts, 4)
+    together = policy.tokens.encode_targets(["a city, now"] * 4, prompts, 4)
     for prompt, target in zip(prompts, together):
-        assert policy.encode_targets(["a city, now"], [prompt], 4) == [target]
+        assert policy.tokens.encode_targets(["a city, now"], [prompt], 4) == [target]
         assert (len(target.ids), target.truncated, target.words[0] in (0, 1), target.words[-1]) == (4, True, True, -1)
-    [start] = policy.encode_targets(["meet it"], [""], 64)
-    assert start.ids[:-1] == policy.tokenizer("meet it", add_special_tokens=False)["input_ids"]
+    [start] = policy.tokens.encode_targets(["meet it"], [""], 64)
+    assert start.ids[:-1] == policy.tokens.tokenizer("meet it", add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama 3"])

@@ -34,12 +34,12 @@ class Generator:
         self.replays_decoding = False
         """Capture a token's step when texts are generated, and replay it for the others."""
         self._record: Recorder | None = None
-        self._pads_left = True
+        self.pads_left = True
         """Prompts of different lengths are padded on the left; else one length is generated after the other."""
 
     def group_lengths(self) -> None:
         """From now on, generate for prompts of one length after the other: the model reads left padding as text."""
-        self._pads_left = False
+        self.pads_left = False
 
     @property
     def _base(self) -> Any:
@@ -86,7 +86,7 @@ class Generator:
     ) -> list[list[int]]:
         """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). uniforms: the numbers
         that samples are drawn with, one for each list and token; else they are torch's."""
-        if not self._pads_left and not source.keep_mask.all():
+        if not self.pads_left and not source.keep_mask.all():
             generate = partial(self.generate, decoding=decoding, keep_end=keep_end)
             return one_length_after_the_other(generate, source, decoding.num_return_sequences, uniforms)
         ids, keep = send(source.ids, self.device), send(source.keep_mask, self.device)
