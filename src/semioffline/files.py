@@ -1,28 +1,270 @@
-"""Files that are complete or absent, also when the process is killed or the machine stops."""
+"""Files and folders that are complete or absent, also when the process is killed or the machine stops.
+
+Every file that is read again is written by `write_atomically`, a log by `append_line`, a folder of files inside
+`whole_folder`. What cannot be written (a full disk, a quota, a read-only folder) is a `UserError`.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
+import logging
 import os
+import shutil
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from semioffline.errors import UserError
+
+LOCK = ".lock"
+PART = ".part"
+"""The end of the names of what is not complete."""
+_WAIT = 2.0
+"""Seconds: a process that was killed a moment ago may still be ending."""
+_IN_USE = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+_HELD: dict[str, int] = {}
+"""folder -> descriptor of its lock file, for the folders that this process has locked"""
+logger = logging.getLogger(__name__)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file: readers see the old content or the new one, never a part of it."""
-    temporary = path.with_name(path.name + ".part")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file: readers see the old content or the new one, never a part of it."""
+    temporary = path.with_name(path.name + PART)
+    with writing(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content.encode("utf-8") if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):  # gives the space back where the disk is full
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a log. A kill can leave the last line half written: see `read_log`."""
+    with writing(path), open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def sync_file(path: Path) -> None:
+    """Make what was appended to a log durable."""
+    with writing(path):
+        _sync(path)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log of JSON objects, up to one that a kill has left half written."""
+    found: list[dict[str, Any]] = []
+    if not path.exists():
+        return found
+    for line in path.read_bytes().split(b"\n")[:-1]:  # after the last line end: nothing, or a part of a line
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(entry, dict):
+            break
+        found.append(entry)
+    return found
+
+
+def keep_lines(path: Path, number: int) -> None:
+    """Cut a log off after its first lines: in one step, so that a kill cannot lose any of them."""
+    with writing(path):
+        size = sum(len(line) + 1 for line in path.read_bytes().split(b"\n")[:number])
+        if size < path.stat().st_size:
+            os.truncate(path, size)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name when the block ends without an error.
+
+    Where there is a folder of this name, its files of the same names are replaced, each as a whole.
+    """
+    part = path.with_name(path.name + PART)
+    with writing(path, part):
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
+        _sync_tree(part)
+        if path.is_dir():
+            _move_files(part, path)
+        else:
+            os.rename(part, path)
+        _sync(path.parent)
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Give a complete folder the name of another one, which is removed. A kill leaves the old, the new or neither."""
+    _sync_tree(new)
+    old = new.with_name(new.name + "-old")
+    if path.exists():
+        os.rename(path, old)
+    os.rename(new, path)
+    _sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def make_folder(path: Path) -> None:
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def writing(path: Path, part: Path | None = None) -> Iterator[None]:
+    """Report what cannot be written in one line, with path and reason. part: a folder to remove after an error."""
+    try:
+        try:
+            yield
+        except Exception as error:
+            if part is not None and not isinstance(error, (OSError, UserError)):
+                _check_space(part)
+            raise
+        finally:
+            if part is not None:
+                shutil.rmtree(part, ignore_errors=True)  # gives the space back where the disk is full
+    except OSError as error:
+        space = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = ": make space there, then start again: what is complete stays" if space else ""
+        raise UserError(f"cannot write {path}: {error.strerror or error}{hint}") from error
+
+
+def _check_space(folder: Path) -> None:
+    """Raise the OSError that made a library fail while it wrote into this folder: some report no reason."""
+    if not folder.is_dir():
+        return
+    probe = folder / f"probe{PART}"
+    with open(probe, "wb") as file:
+        file.write(bytes(2**20))
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _sync_folder(path.parent)
+    probe.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming of a file in this folder durable. Windows cannot open folders."""
+def _move_files(source: Path, target: Path) -> None:
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(target / path.name, ignore_errors=True)
+        os.replace(path, target / path.name)
+    source.rmdir()
+
+
+def _sync_tree(folder: Path) -> None:
+    """Make all files of a folder durable."""
+    for path in sorted(folder.rglob("*")):
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable. Windows cannot open folders."""
     if os.name == "nt":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# ---- checksums of a folder ----
+
+SUMS = "checksums.json"
+
+
+def write_sums(folder: Path) -> None:
+    """checksums.json: size and CRC-32 of each file, which `find_damage` compares."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+    sums = {path.relative_to(folder).as_posix(): [path.stat().st_size, checksum(path)] for path in paths}
+    write_atomically(folder / SUMS, json.dumps(sums, indent=1))
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with the files of a folder that has checksums; None: nothing, or nobody knows."""
+    if not (folder / SUMS).exists():
+        return None
+    try:
+        sums: dict[str, Any] = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        for name, (size, crc) in sums.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{path} is missing"
+            if path.stat().st_size != size or checksum(path) != crc:
+                return f"{path} is damaged: it is not what was written"
+    except (ValueError, TypeError, AttributeError):
+        return f"{folder / SUMS} is damaged: it is not what was written"
+    return None
+
+
+def checksum(path: Path) -> int:
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+# ---- one process in a folder ----
+
+
+def lock_folder(folder: Path) -> None:
+    """Refuse a folder that another process writes into. The lock ends with this process, or with `release_locks`."""
+    name = os.path.realpath(folder)
+    if name in _HELD:
+        return
+    with writing(folder):
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(descriptor)
+    except (OSError, ImportError) as error:
+        holder = os.pread(descriptor, 20, 0).decode(errors="replace") if hasattr(os, "pread") else ""
+        os.close(descriptor)
+        if isinstance(error, OSError) and error.errno in _IN_USE:
+            raise UserError(
+                f"{folder} is in use by another process{f' ({holder})' if holder else ''}: "
+                "wait until it has ended, or name another folder"
+            ) from error
+        logger.warning("%s cannot be locked (%s): let no other process write into it", folder, error)
+        return
+    with suppress(OSError):  # a full disk: the number is for the message alone
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+    _HELD[name] = descriptor
+
+
+def _take(descriptor: int) -> None:
+    import fcntl  # not on Windows
+
+    deadline = time.monotonic() + _WAIT
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _IN_USE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder has nothing but what a command leaves that was killed at its very start."""
+    return all(path.name == LOCK or path.name.endswith(PART) for path in folder.iterdir())
+
+
+def release_locks() -> None:
+    """Of all folders that this process has locked."""
+    for descriptor in _HELD.values():
+        os.close(descriptor)
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):  # a forked process would hold the locks after this one has ended
+    os.register_at_fork(after_in_child=release_locks)

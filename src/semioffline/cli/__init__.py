@@ -7,6 +7,7 @@ import os
 import sys
 
 from semioffline.errors import UserError, unknown
+from semioffline.files import release_locks
 
 COMMANDS = {
     "demo": "train and compare M-FT and semi-offline RL on a small synthetic task",
@@ -18,7 +19,7 @@ COMMANDS = {
     "env": "print versions and devices",
 }
 GOES_ON = {"train": "; --resume goes on from the last checkpoint"}
-GOES_ON |= dict.fromkeys(("candidates", "compare"), "; the same command again goes on where it was")
+GOES_ON |= dict.fromkeys(("candidates", "evaluate", "compare"), "; the same command again goes on where it was")
 
 
 def _be_quiet() -> None:
@@ -54,4 +55,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"semioffline: stopped{GOES_ON.get(argv[0], '')}", file=sys.stderr)
         return 130
+    finally:
+        release_locks()
     return 0

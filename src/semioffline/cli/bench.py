@@ -10,6 +10,7 @@ from semioffline.bench.results import BenchPlan, BenchResult, CaseResult
 from semioffline.cli.options import ModelOptions, Recipe, parse
 from semioffline.cli.run_folder import about, open_folder
 from semioffline.config import setting
+from semioffline.files import write_atomically
 
 SMALL: Recipe = {
     "models": ["bart-tiny", "llama-tiny"],
@@ -85,7 +86,7 @@ def run(argv: list[str]) -> None:
     made = about("bench", argv)
 
     def keep(rows: list[CaseResult]) -> None:
-        (folder / "bench.json").write_text(json.dumps(BenchResult(made, plan, rows).to_json(), indent=1))
+        write_atomically(folder / "bench.json", json.dumps(BenchResult(made, plan, rows).to_json(), indent=1))
 
     if int(os.environ.get("RANK", "0")) > 0:  # several processes measure together; the first one tells
         measure_all(plan, lambda text: None, lambda rows: None)

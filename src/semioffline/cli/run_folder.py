@@ -22,7 +22,7 @@ from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.evaluation.results import MetricResult
 from semioffline.experiments.provenance import Provenance, Versions
-from semioffline.files import write_atomically
+from semioffline.files import is_unused, lock_folder, write_atomically
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -102,26 +102,29 @@ def about(command: str, argv: list[str]) -> Provenance:
     return Provenance(shown_command(command, argv), commit(), versions(system=False))
 
 
-def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = False) -> Path:
-    """A new folder, or with `resume` one that may hold an earlier part of this run. can_resume: the command could."""
+def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = False, lock: bool = True) -> Path:
+    """A new folder, or with `resume` one that may hold an earlier part of this run. can_resume: the command could.
+    lock: refuse it to all other processes until the command ends."""
     path = Path(folder)
     if path.is_file():
         raise UserError(f"--output_dir {path} is a file")
     first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
-    if first and not resume and path.is_dir() and any(path.iterdir()):
+    if first and not resume and path.is_dir() and not is_unused(path):
         go_on = "add --resume to go on with it, or " if can_resume else ""
         raise UserError(f"--output_dir {path} is not empty: {go_on}name another folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make --output_dir {path}: {error.strerror}") from error
+    if first and lock:
+        lock_folder(path)
     return path
 
 
 def write_settings(folder: Path, *options: DataclassInstance) -> None:
     """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
     write_atomically(folder / "config.yaml", yaml.safe_dump(settings_of(*options), sort_keys=True))
-    (folder / "versions.json").write_text(json.dumps(versions(), indent=1))
+    write_atomically(folder / "versions.json", json.dumps(versions(), indent=1))
 
 
 def settings_of(*options: DataclassInstance) -> Recipe:

@@ -15,7 +15,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import text_uniforms
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError, changes
-from semioffline.files import write_atomically
+from semioffline.files import make_folder, write_atomically
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.scoring.calls import reward_columns
@@ -56,9 +56,9 @@ def write_candidates(
     """
     folder = Path(folder)
     shards = folder / "shards"
-    shards.mkdir(parents=True, exist_ok=True)
+    make_folder(shards)
     own = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed, "shard_size": shard_size}
-    own |= {DIGEST: _digest(examples)}
+    own |= {DIGEST: digest_rows(examples)}
     begun = any(shards.iterdir()) or (folder / OUTPUT).exists()  # else nothing was made with what is noted there
     check_settings(folder / "settings.json", {**settings, **own}, "candidates", begun)
     number = math.ceil(len(examples) / shard_size)
@@ -107,7 +107,7 @@ def _make(
     return made
 
 
-def _digest(examples: Examples) -> str:
+def digest_rows(examples: Examples) -> str:
     """Of what the rows say, in their order: all that candidates and their rewards are made from. Of a value that is
     neither text nor number its type alone counts, because how it prints may change from one process to the next."""
     encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode

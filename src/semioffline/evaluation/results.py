@@ -10,6 +10,7 @@ import numpy as np
 
 from semioffline.data.examples import Examples
 from semioffline.evaluation.statistics import CorpusScore, bootstrap_interval, corpus_value
+from semioffline.files import write_atomically
 from semioffline.records import Record
 
 
@@ -60,8 +61,9 @@ class Evaluation:
 
 def write_predictions(path: str | Path, evaluation: Evaluation, examples: Examples) -> None:
     """predictions.jsonl: prompt, prediction, references and the value of each metric, one line per input."""
-    with open(path, "w", encoding="utf-8") as file:
-        for n, (text, example) in enumerate(zip(evaluation.predictions, examples.examples, strict=True)):
-            row = {"prompt": example.columns["prompt"], "prediction": text, "references": example.columns["references"]}
-            row |= {name: values[n] for name, values in evaluation.values.items()}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    lines = []
+    for n, (text, example) in enumerate(zip(evaluation.predictions, examples.examples, strict=True)):
+        row = {"prompt": example.columns["prompt"], "prediction": text, "references": example.columns["references"]}
+        row |= {name: values[n] for name, values in evaluation.values.items()}
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    write_atomically(Path(path), "".join(lines))

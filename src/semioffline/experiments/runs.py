@@ -14,7 +14,7 @@ from semioffline.experiments.identity import EVALUATION, run_settings
 from semioffline.experiments.plan import RESULT, START, Plan, read_run
 from semioffline.experiments.results import CurvePoint, RunResult, Timing
 from semioffline.experiments.timing import fit_into_budget, free_memory, known_timings, time_method
-from semioffline.files import write_atomically
+from semioffline.files import lock_folder, make_folder, write_atomically
 from semioffline.policy.meter import peak_memory
 from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -27,8 +27,9 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     timing = time_method(plan, method) if method != START and plan.budget_steps is None else None
     steps = _steps(plan, method, None if timing is None else timing.steps)
     args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(steps, 1))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS).write_text(json.dumps(_noted(plan, args), indent=1))
+    make_folder(folder)
+    lock_folder(folder)
+    write_atomically(folder / SETTINGS, json.dumps(_noted(plan, args), indent=1))
     (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a run that was interrupted
     first = _initial_reward(plan, method, args)
     args.eval_on_start = args.eval_on_start and first is None

@@ -17,6 +17,7 @@ from semioffline.cuda.functions import recordings
 from semioffline.data.examples import Examples
 from semioffline.experiments.plan import START, Plan
 from semioffline.experiments.results import Timing
+from semioffline.files import write_atomically
 from semioffline.methods.registry import load_method
 from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -96,7 +97,7 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
         trainer.add_callback(clock)
         trainer.train()
         known[method] = fit_into_budget(plan, clock.measured())
-        (plan.folder / PLAN).write_text(json.dumps({name: one.to_json() for name, one in known.items()}, indent=1))
+        write_atomically(plan.folder / PLAN, json.dumps({name: one.to_json() for name, one in known.items()}, indent=1))
         del trainer
         free_memory()
     return fit_into_budget(plan, known[method])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from semioffline.experiments.results import Comparison, CurvePoint
+from semioffline.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,9 @@ def chart(
     axis.legend(fontsize=7)
     paths = [path.with_name(f"{path.name}.{ending}") for ending in ("png", "svg")]
     for written in paths:
-        figure.savefig(written, dpi=150)
+        drawn = BytesIO()
+        figure.savefig(drawn, dpi=150, format=written.suffix.removeprefix("."))
+        write_atomically(written, drawn.getvalue())
     pyplot.close(figure)
     return paths
 

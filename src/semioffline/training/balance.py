@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from semioffline.algorithm.tensors import StepOutput
+from semioffline.files import write_atomically
 
 STEPS = 10
 """In which it is measured."""
@@ -87,7 +88,7 @@ class Balance:
                 term.add(mle, norm / self.weight(name))
 
     def save(self, folder: Path) -> None:
-        (folder / FILE).write_text(json.dumps({name: asdict(term) for name, term in self.measured.items()}))
+        write_atomically(folder / FILE, json.dumps({name: asdict(term) for name, term in self.measured.items()}))
 
     def load(self, folder: Path) -> None:
         if (folder / FILE).exists():
