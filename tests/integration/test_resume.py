@@ -169,6 +169,99 @@ def test_a_finished_run_is_not_trained_again(command: Command, finished, tmp_pat
     now, before = (json.loads((run / "result.json").read_text()) for run in (folder, finished("bart")))
     assert now["cost_per_input"]["forward_passes"] == 1
     assert (now["seconds"], now["cost_per_input"]) == (before["seconds"], before["cost_per_input"])
+    assert read_log(folder) == read_log(finished("bart"))  # no second summary
+
+
+def cut_off(folder: Path, last: int) -> None:
+    """What a run leaves that was killed after this checkpoint."""
+    for number in checkpoints(folder):
+        if number > last:
+            shutil.rmtree(folder / f"checkpoint-{number}")
+    for path in ("model", "result.json", "predictions.jsonl"):
+        shutil.rmtree(folder / path) if (folder / path).is_dir() else (folder / path).unlink()
+
+
+def without_times(lines: list[dict]) -> list[dict]:
+    return [{k: v for k, v in line.items() if not any(w in k for w in ("time", "second"))} for line in lines]
+
+
+def test_the_log_and_the_cost_of_a_resumed_run_are_those_of_the_whole(command: Command, tmp_path: Path) -> None:
+    """Logged every 4 steps and resumed between two of them; `train_loss` is over all steps."""
+    logging = ["--logging_steps", "4", "--eval_strategy", "steps", "--eval_steps", "5", "--eval_on_start", "true"]
+    assert main(command("bart", tmp_path / "whole", *logging)) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    cut_off(tmp_path / "run", 6)
+    assert main(command("bart", tmp_path / "run", "--resume", *logging)) == 0
+    logs = [without_times(read_log(tmp_path / name)) for name in ("run", "whole")]
+    assert logs[0] == logs[1]
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("run", "whole")]
+    assert results[0]["cost_per_input"] == results[1]["cost_per_input"]
+    assert results[0]["cost_per_input"]["forward_passes"] == 1
+
+
+def test_early_stopping_counts_on_after_a_resume(tmp_path: Path) -> None:
+    """With a learning rate of 0 no evaluation is better than the first: a run stops after two more."""
+    settings = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 9}
+    settings |= {"learning_rate": 0.0, "early_stopping_patience": 2, "load_best_model_at_end": True}
+    rows = build_rows(8)
+    whole = train(tmp_path / "run", dev=rows.select(range(2)), rows=rows, **settings)
+    assert whole.state.global_step == 3
+    for last in (2, 3):
+        for step in range(last + 1, 4):
+            shutil.rmtree(tmp_path / f"run/checkpoint-{step}")
+        resumed = train(tmp_path / "run", resume=True, dev=rows.select(range(2)), rows=rows, **settings)
+        assert resumed.state.global_step == 3
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_that_would_go_on_to_other_weights_is_refused(
+    name: str, command: Command, finished, tmp_path: Path, capsys
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished("bart"), folder)
+    (folder / f"checkpoint-{STEPS}" / name).unlink()
+    assert main(command("bart", folder, "--resume")) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"checkpoint-{STEPS} has no {name}" in error
+    assert "remove this checkpoint" in error
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json", "checksums.json"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    name: str, command: Command, finished, tmp_path: Path, caplog
+) -> None:
+    whole, folder = finished("bart"), tmp_path / "run"
+    shutil.copytree(whole, folder)
+    cut_off(folder, 8)
+    data = (folder / "checkpoint-8" / name).read_bytes()
+    (folder / "checkpoint-8" / name).write_bytes(data[: len(data) // 2] + b"?" + data[len(data) // 2 + 1 :])
+    assert main(command("bart", folder, "--resume")) == 0
+    assert f"checkpoint-8/{name} is damaged" in caplog.text
+    assert f"going on from {folder}/checkpoint-6" in caplog.text
+    assert_same_run(folder, whole)
+
+
+def test_without_an_undamaged_checkpoint_nothing_is_trained(command: Command, finished, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished("bart"), folder)
+    for path in folder.glob("checkpoint-*/model.safetensors"):
+        path.write_bytes(b"")
+    assert main(command("bart", folder, "--resume")) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"checkpoint-{STEPS}/model.safetensors is damaged" in error
+    assert "there is no other checkpoint" in error
+
+
+def test_a_run_folder_in_use_is_refused(command: Command, tmp_path: Path) -> None:
+    """Two processes start together in one folder: one trains, and the log has each step once."""
+    outputs = [tmp_path / name for name in ("a", "b")]
+    processes = [start_process(run_command, command("bart", tmp_path / "run", "--resume"), str(o)) for o in outputs]
+    for process in processes:
+        process.join()
+    codes = {process.exitcode: output.read_text() for process, output in zip(processes, outputs, strict=True)}
+    assert codes.keys() == {0, 2}
+    assert "is in use by another process" in codes[2]
+    assert [line["step"] for line in read_log(tmp_path / "run") if "loss" in line] == list(range(1, STEPS + 1))
 
 
 def test_seconds_are_those_of_all_parts(command: Command, finished, tmp_path: Path) -> None:

@@ -116,9 +116,8 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
         cost_per_input=policy.meter.per_input(),
         truncation=str(trainer.train_dataset.truncation),
     )
-    if options.resume and not policy.meter.counts["inputs"] and (folder / "result.json").exists():  # all was done
-        known = json.loads((folder / "result.json").read_text())
-        result = replace(result, seconds=known["seconds"], cost_per_input=known["cost_per_input"])
+    if trainer.run_log.found_all and (folder / "result.json").exists():
+        result = replace(result, seconds=json.loads((folder / "result.json").read_text())["seconds"])
     trainer.save_model(str(folder / "model"))
     if dev is not None:
         evaluation = trainer.evaluate_outputs(trainer.eval_dataset)

@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import re
 import shutil
+from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers import Trainer
-from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+from torch import Tensor, nn
+from transformers import (
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import rotate_checkpoints
 
 from semioffline.errors import UserError
+from semioffline.files import find_damage, replace_folder, write_atomically, write_sums, writing
+from semioffline.training.run_log import as_numbers
 
 STAGING = "incomplete-checkpoint"
+PROGRESS = "progress-{rank}.json"
+NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+"""Files without which a run would go on to other weights."""
+logger = logging.getLogger(__name__)
 
 
 class SafeCheckpoints(Trainer):
-    """Writes checkpoints aside and renames them; goes on from the last one."""
+    """Writes checkpoints aside and renames them; goes on from the last one, and with what was counted until then."""
 
     policy: Any
+    _metrics: dict[str, list[float | Tensor]]
     _staging: str | None = None
+    _resumed: str | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
+        whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled  # else they have files of other names
+        needed = NEEDED if whole and self.args.world_size == 1 else ()
         if resume_from_checkpoint is True:
-            folder = str(self.args.output_dir)
-            resume_from_checkpoint = get_last_checkpoint(folder) if os.path.isdir(folder) else None
-        done = super().train(resume_from_checkpoint, *args, **kwargs)
+            resume_from_checkpoint = last_complete(Path(str(self.args.output_dir)), needed)
+        elif resume_from_checkpoint:
+            _check_needed(Path(resume_from_checkpoint), needed)
+            if damage := _damage(Path(resume_from_checkpoint)):
+                raise UserError(f"{damage}: name another checkpoint")
+        self._resumed = resume_from_checkpoint or None
+        first = self.args.eval_on_start
+        self.args.eval_on_start = first and self._resumed is None
+        try:
+            done = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.eval_on_start = first
         self._check_weights()
-        return done
+        return done._replace(training_loss=done.metrics["train_loss"])
 
     def _check_weights(self) -> None:
         """What the last step has made, and nothing was computed with yet."""
@@ -45,28 +75,116 @@ class SafeCheckpoints(Trainer):
         self._check_weights()
         folder = super()._get_output_dir(trial)
         staging = os.path.join(folder, STAGING)
-        if self.args.should_save:
-            shutil.rmtree(staging, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self._staging = staging
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._staging = None
-        self.accelerator.wait_for_everyone()
         name = f"checkpoint-{self.state.global_step}"
-        if self.state.best_global_step:
-            best = os.path.join(folder, f"checkpoint-{self.state.best_global_step}")
-            is_there = self.state.best_global_step == self.state.global_step or os.path.isdir(best)
-            self.state.best_model_checkpoint = best if is_there else None
         if self.args.should_save:
-            self.state.save_to_json(os.path.join(staging, name, "trainer_state.json"))
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-            os.rename(os.path.join(staging, name), os.path.join(folder, name))
             shutil.rmtree(staging, ignore_errors=True)
-            rotate_checkpoints(
-                output_dir=folder,
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-            )
         self.accelerator.wait_for_everyone()
+        with writing(Path(folder, name), Path(staging) if self.args.should_save else None):
+            self._staging = staging
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._staging = None
+            self._save_progress(Path(staging, name))
+            self.accelerator.wait_for_everyone()
+            if self.state.best_global_step:
+                best = os.path.join(folder, f"checkpoint-{self.state.best_global_step}")
+                is_there = self.state.best_global_step == self.state.global_step or os.path.isdir(best)
+                self.state.best_model_checkpoint = best if is_there else None
+            if self.args.should_save:
+                self.state.save_to_json(os.path.join(staging, name, "trainer_state.json"))
+                write_sums(Path(staging, name))
+                replace_folder(Path(staging, name), Path(folder, name))
+                rotate_checkpoints(
+                    output_dir=folder,
+                    save_total_limit=self.args.save_total_limit,
+                    best_model_checkpoint=self.state.best_model_checkpoint,
+                )
+        self.accelerator.wait_for_everyone()
+
+    # ---- what was counted ----
+
+    def _save_progress(self, checkpoint: Path) -> None:
+        """What the log and the result sum up over steps: each process has its own."""
+        progress = {
+            "counts": dict(self.policy.meter.counts),
+            "loss": self._tr_loss.item(),
+            "total_loss": self._total_loss_scalar,
+            "last_logged": self._globalstep_last_logged,
+            "metrics": {name: as_numbers(values) for name, values in self._metrics.items()},
+            "patience": [stopping.early_stopping_patience_counter for stopping in self._early_stopping()],
+        }
+        write_atomically(checkpoint / PROGRESS.format(rank=self.args.process_index), json.dumps(progress))
+
+    def restore_progress(self, control: TrainerControl) -> None:
+        """Go on with what was counted until the checkpoint; those of earlier versions do not say."""
+        if self._resumed is None:
+            return
+        paths = [Path(self._resumed, PROGRESS.format(rank=rank)) for rank in (self.args.process_index, 0)]
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
+            self._resumed = None
+            return
+        progress = json.loads(path.read_text(encoding="utf-8"))
+        self.policy.meter.counts.update(progress["counts"])
+        self._tr_loss.fill_(progress["loss"])
+        self._total_loss_scalar = progress["total_loss"]
+        self._globalstep_last_logged = progress["last_logged"]
+        self._metrics.update(progress["metrics"])
+        for stopping, seen in zip(self._early_stopping(), progress["patience"], strict=False):
+            stopping.early_stopping_patience_counter = seen
+            control.should_training_stop |= seen >= stopping.early_stopping_patience
+
+    def _early_stopping(self) -> list[EarlyStoppingCallback]:
+        return [found for found in self.callback_handler.callbacks if isinstance(found, EarlyStoppingCallback)]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "train_loss" in logs and self._resumed is not None:  # of this call's steps alone
+            logs["train_loss"] = self._total_loss_scalar / max(self.state.global_step, 1)
+        super().log(logs, start_time)
+
+
+class Progress(TrainerCallback):
+    """Restores what was counted when the loop has set it to zero."""
+
+    def __init__(self, trainer: SafeCheckpoints) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.trainer.restore_progress(control)
+
+
+def last_complete(folder: Path, needed: tuple[str, ...] = NEEDED) -> str | None:
+    """The last checkpoint in a run folder whose files are as they were written; None: there is no checkpoint."""
+    steps = {
+        path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*") if path.is_dir()
+    }
+    paths = sorted((path for path in steps if steps[path]), key=lambda path: int(path.name.rpartition("-")[2]))
+    problem = None
+    for path in reversed(paths):
+        _check_needed(path, needed)
+        damage = _damage(path)
+        if damage is None:
+            if problem:
+                logger.warning("%s: going on from %s", problem, path)
+            return str(path)
+        problem = problem or damage
+    if problem:
+        raise UserError(f"{problem}, and there is no other checkpoint: remove {paths[-1]} to start from the first step")
+    return None
+
+
+def _damage(checkpoint: Path) -> str | None:
+    state = checkpoint / "trainer_state.json"
+    return find_damage(checkpoint) if state.is_file() else f"{state} is missing"
+
+
+def _check_needed(checkpoint: Path, needed: tuple[str, ...]) -> None:
+    for name in needed:
+        if not (checkpoint / name).exists():
+            raise UserError(
+                f"{checkpoint} has no {name}, so training would go on to other weights: put the file back, or remove "
+                "this checkpoint to go on from the one before"
+            )

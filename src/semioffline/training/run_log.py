@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
+from io import BytesIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.tensors import CompletionRow
+from semioffline.files import append_line, keep_lines, make_folder, read_log, sync_file, write_atomically
 
 
 class RunLog(TrainerCallback):
@@ -24,16 +27,21 @@ class RunLog(TrainerCallback):
         self.before = 0.0
         """Seconds of the steps that were made before a resume."""
         self.seconds: list[float] = []
+        self.found_all = self.finished = False
+        """Whether this call of `train` found all steps done and logged; while it runs, it logs nothing more."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         path = Path(str(args.output_dir)) / "metrics.jsonl"
+        self.found_all = self.finished = False
         if state.is_world_process_zero and path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= state.global_step]
-            path.write_text("".join(line + "\n" for line in kept) if state.global_step else "")
-            self.before = json.loads(kept[-1]).get("time/train", 0.0) if state.global_step and kept else 0.0
+            ended = control.should_training_stop or state.global_step >= state.max_steps
+            kept = list(takewhile(lambda line: _is_before(line, state.global_step, ended), read_log(path)))
+            keep_lines(path, len(kept))
+            self.before = kept[-1].get("time/train", 0.0) if kept else 0.0
             self.total = self.before
+            self.found_all = self.finished = any("train_loss" in line for line in kept)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -55,17 +63,24 @@ class RunLog(TrainerCallback):
         if logs and "loss" in logs and self.seconds:
             logs["time/step"] = sum(self.seconds) / len(self.seconds)
             self.seconds.clear()
-        if state.is_world_process_zero and logs:
-            with open(Path(str(args.output_dir)) / "metrics.jsonl", "a") as file:
-                file.write(json.dumps({"step": state.global_step} | logs | {"time/train": self.total}) + "\n")
+        if state.is_world_process_zero and logs and not self.finished:
+            line = json.dumps({"step": state.global_step} | logs | {"time/train": self.total})
+            append_line(Path(str(args.output_dir)) / "metrics.jsonl", line)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        path = Path(str(args.output_dir)) / "metrics.jsonl"
+        if state.is_world_process_zero and path.exists():
+            sync_file(path)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.finished = False  # what is evaluated later is logged
 
 
-def _step_of(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinity for one that a kill left half written."""
-    try:
-        return json.loads(line)["step"]
-    except ValueError:
-        return math.inf
+def _is_before(line: dict[str, Any], step: int, ended: bool) -> bool:
+    """Whether a line of metrics.jsonl stays when training goes on after this step. A summary stays where it ended."""
+    return 0 < step >= line.get("step", math.inf) and (ended or "train_loss" not in line)
 
 
 def as_numbers(values: list[float | Tensor]) -> list[float]:
@@ -82,7 +97,9 @@ def write_completions(folder: Path, step: int, rows: list[CompletionRow], to_pri
     import pyarrow
     import pyarrow.parquet
 
-    (folder / "completions").mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "completions" / f"step-{step}.parquet")
+    make_folder(folder / "completions")
+    stored = BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stored)
+    write_atomically(folder / "completions" / f"step-{step}.parquet", stored.getvalue())
     for row in rows[:to_print]:
         print(f"step {step}  reward {row['reward']:.3f}  {row['masked_target']}  ->  {row['sample']}", flush=True)

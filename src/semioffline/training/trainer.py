@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,7 @@ from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
 from semioffline.evaluation.results import Evaluation
+from semioffline.files import find_damage, whole_folder
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
@@ -36,7 +38,7 @@ from semioffline.scoring.pool import spare_workers
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.training.balance import Balance
-from semioffline.training.checkpoints import SafeCheckpoints
+from semioffline.training.checkpoints import Progress, SafeCheckpoints
 from semioffline.training.run_log import RunLog, as_numbers, write_completions
 
 
@@ -94,7 +96,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=self.policy.tokens.tokenizer,
-                callbacks=[*(callbacks or []), self.run_log, *_callbacks(args), self._epochs],
+                callbacks=[*(callbacks or []), *_callbacks(args), Progress(self), self.run_log, self._epochs],
                 optimizers=optimizers,
             )
         if self.method.needs_reward and reward_funcs is None:
@@ -183,7 +185,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """The micro-batches of one optimizer step, and what their losses are divided by: target tokens and rows of
         the whole step, over all micro-batches and processes."""
-        if self.state.global_step >= self.state.max_steps:  # resumed when all steps were done already
+        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:  # resumed after its end
             return [], None
         batches = list(islice(epoch_iterator, num_batches))
         tokens = sum(int(batch.target.keep_mask.sum()) for batch in batches)
@@ -353,11 +355,12 @@ class SemiOfflineTrainer(SafeCheckpoints):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""
-        folder = output_dir or str(self.args.output_dir)
-        self.policy.save(folder, state_dict)
-        self.method.save(Path(folder))
-        if self.balance is not None:
-            self.balance.save(Path(folder))
+        folder = Path(output_dir or str(self.args.output_dir))
+        with nullcontext(folder) if self._staging else whole_folder(folder) as part:
+            self.policy.save(part, state_dict)
+            self.method.save(part)
+            if self.balance is not None:
+                self.balance.save(part)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, self.policy.model if model is None else model)
@@ -366,7 +369,10 @@ class SemiOfflineTrainer(SafeCheckpoints):
             self.balance.load(Path(resume_from_checkpoint))
 
     def _load_best_model(self) -> None:
-        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        best = Path(str(self.state.best_model_checkpoint))
+        if damage := find_damage(best):
+            raise UserError(f"{damage}, and it is the best checkpoint: set --load_best_model_at_end false")
+        self._load_from_checkpoint(str(best))
 
 
 def _callbacks(args: MethodConfig) -> list[TrainerCallback]:
