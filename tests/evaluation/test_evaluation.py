@@ -172,6 +172,42 @@ def test_the_command_writes_result_and_predictions(tmp_path: Path, capsys: pytes
     assert "click_rate" in capsys.readouterr().out
 
 
+def test_an_interrupted_evaluation_continues(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """With the outputs that are there, also from half a line; with other settings, rows or weights it is refused."""
+    model, rows = save_model(tmp_path / "model"), tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in build_uneven_rows(9).to_list()))
+    flags = ["evaluate", "--test_file", rows, "--model", model, "--device", "cpu", "--max_completion_length", 8]
+    flags += ["--metrics", "rouge1", "--batch_size", 2]
+
+    def evaluate_into(name: str, *more: object) -> int:
+        return main(list(map(str, [*flags, "--output_dir", tmp_path / name, *more])))
+
+    assert evaluate_into("whole") == 0
+    whole, folder = (tmp_path / "whole" / "predictions.jsonl").read_text(), tmp_path / "part"
+    kept = (tmp_path / "whole" / "outputs.jsonl").read_text().splitlines(keepends=True)
+    assert len(kept) == 5
+    assert evaluate_into("part") == 0
+    for name in ("predictions.jsonl", "result.json"):
+        (folder / name).unlink()
+    (folder / "outputs.jsonl").write_text("".join(kept[:3]) + kept[3][:20])
+    assert evaluate_into("part") == 0
+    assert (folder / "predictions.jsonl").read_text() == whole
+    assert (folder / "outputs.jsonl").read_text().splitlines(keepends=True)[:3] == kept[:3]
+    assert len((folder / "outputs.jsonl").read_text().splitlines()) == 5
+    assert evaluate_into("part", "--metrics", "rouge2") == 0  # the same outputs
+    assert "rouge2" in json.loads((folder / "result.json").read_text())["metrics"]
+    capsys.readouterr()
+    assert evaluate_into("part", "--num_beams", 2) == 2
+    assert "num_beams: 1 before, 2 now" in capsys.readouterr().err
+    build_model(seed=1).save_pretrained(model)
+    assert evaluate_into("part") == 2
+    assert "model_checksum" in capsys.readouterr().err
+    build_model().save_pretrained(model)
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[::-1]))
+    assert evaluate_into("part") == 2
+    assert "the data has been changed" in capsys.readouterr().err
+
+
 def test_references_may_be_several() -> None:
     """The ground truth alone, unless the data says more."""
     policy = build_policy()

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
 from semioffline.cli.results import EvaluateResult
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
 from semioffline.config import MethodConfig, setting
+from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
 from semioffline.data.lengths import text_limits
+from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.results import write_predictions
+from semioffline.files import checksum
 from semioffline.policy.decoding import Decoding
 from semioffline.scoring.reward_set import RewardSet
 
 
 @dataclass
 class EvaluateOptions:
-    output_dir: str = setting("", "Run folder: result.json and predictions.jsonl.")
+    output_dir: str = setting(
+        "", "Run folder: result.json and predictions.jsonl; an evaluation that was stopped goes on there."
+    )
     split: str = setting("test", "Which split.")
     metrics: list[str] = setting([], "Metrics by name; the task's own when not given.")
     batch_size: int = setting(32, "Inputs decoded at a time.")
@@ -34,6 +40,17 @@ class EvaluateOptions:
     seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.")
 
 
+SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
+"""What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
+_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics")
+
+
+def _checksum(model: str | None) -> dict[str, int]:
+    """Of the weights in a folder, which may have been trained since; nothing is known of a model on the hub."""
+    paths = sorted(Path(str(model)).glob("*.safetensors")) + sorted(Path(str(model)).glob("*.bin"))
+    return {path.name: checksum(path) for path in paths}
+
+
 def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()
@@ -43,7 +60,8 @@ def run(argv: list[str]) -> None:
     device = model.checked_device()
     RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
     rows = task.load(data.source(options.seed), options.split)
-    folder = open_folder(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
+    path = Path(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = open_folder(path, resume=(path / SETTINGS).exists())
     policy = model.load().to(device)
     if options.cuda_graphs:
         policy.generator.replay_decoding()
@@ -54,14 +72,19 @@ def run(argv: list[str]) -> None:
     )
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
-    started = time.perf_counter()
-    evaluation = evaluate(
-        policy, examples, options.metrics, Decoding.for_evaluation(args, limits[1]), options.batch_size
-    )
-    metrics = evaluation.result(seed=options.seed)
+    decoding = Decoding.for_evaluation(args, limits[1])
+    kept = folder / OUTPUTS
+    before, seconds = read_outputs(kept)
+    settings = asdict(data) | asdict(model) | asdict(options) | {"decoding": decoding.signature()}
+    settings = {name: value for name, value in settings.items() if name not in _NOT_OUTPUTS}
+    own = {"model_checksum": _checksum(model.model), DIGEST: digest_rows(examples)}
+    check_settings(folder / SETTINGS, settings | own, "outputs", begun=bool(before))
     write_settings(folder, data, model, options)
+    started = time.perf_counter()
+    evaluation = evaluate(policy, examples, options.metrics, decoding, options.batch_size, kept=kept)
+    metrics = evaluation.result(seed=options.seed)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
-    seconds = time.perf_counter() - started
+    seconds += time.perf_counter() - started
     result = EvaluateResult(options.split, seconds, metrics, str(examples.truncation))
     write_result(folder, result.to_json())
     print_metrics(f"{model.model}: {options.split}", metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -55,10 +56,11 @@ def evaluate(
     decoding: Decoding,
     batch_size: int = 32,
     progress: bool = True,
+    kept: Path | None = None,
 ) -> Evaluation:
-    """Decode every example and measure `metrics` and the surface of the outputs."""
+    """Decode every example and measure `metrics` and the surface of the outputs. kept: see `generate_ids`."""
     with policy.meter.paused():
-        ids = generate_ids(policy, examples, decoding, batch_size, progress)
+        ids = generate_ids(policy, examples, decoding, batch_size, progress, kept=kept)
     return measure(policy.tokens.decode(ids), examples, metrics, decoding, ids, policy.device)
 
 
