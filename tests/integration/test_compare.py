@@ -598,6 +598,42 @@ def test_a_comparison_that_was_refused_can_be_mended(tmp_path, capsys):
     run(tmp_path, "--budget_steps", "1", "--methods", "mft")
 
 
+def test_a_start_that_was_killed_while_it_was_saved_is_made_again(tmp_path):
+    """Its configuration alone is no model, and neither are weights that are cut off."""
+    flags = [*FLAGS, "--budget_steps", "1", "--only", "start:0"]
+    assert main(["compare", "--output_dir", str(tmp_path), *flags]) == 0
+    model = tmp_path / "start/model"
+    whole = (model / "model.safetensors").read_bytes()
+    for damage in ("config alone", "cut off", "without tokenizer"):
+        if damage == "cut off":
+            (model / "model.safetensors").write_bytes(whole[:100])
+        for path in list(model.iterdir()):
+            kept = (
+                damage == "cut off"
+                or path.name == "config.json"
+                or (damage != "config alone" and "token" not in path.name)
+            )
+            if not kept:
+                path.unlink()
+        assert main(["compare", "--output_dir", str(tmp_path), *flags]) == 0
+        assert (model / "model.safetensors").read_bytes() == whole
+    made = model.stat().st_mtime_ns
+    assert main(["compare", "--output_dir", str(tmp_path), *flags]) == 0
+    assert model.stat().st_mtime_ns == made
+
+
+def test_a_comparison_in_use_is_refused_and_its_single_runs_are_not(tmp_path, capsys):
+    flags = ["--methods", "semi_offline", "--budget_steps", "1"]
+    script = "import time\nfrom pathlib import Path\nfrom semioffline.files import lock_folder\n"
+    script += f"lock_folder(Path({str(tmp_path)!r}))\nprint(flush=True)\ntime.sleep(300)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags]) == 2
+        assert "is in use by another process" in capsys.readouterr().err.splitlines()[-1]
+        assert main(["compare", "--output_dir", str(tmp_path), *FLAGS, *flags, "--only", "start:0"]) == 0
+        other.kill()
+
+
 def test_candidates_have_a_temperature(tmp_path, capsys):
     """Near 0 all candidates of an input are its most likely text; 0 is refused before anything is made."""
     few = [*FLAGS, "--candidate_rows", "8", "--num_candidates", "3", "--methods", "brio", "--only", "start:0"]

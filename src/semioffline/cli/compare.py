@@ -26,6 +26,7 @@ from semioffline.experiments.results import Comparison
 from semioffline.experiments.runs import run_one
 from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
+from semioffline.files import write_atomically
 
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
@@ -45,7 +46,8 @@ def run(argv: list[str]) -> None:
     data, model, options, args, by_method = read_command(argv, defaults)
     beside = labelled_folders(options.beside)
     device = model.checked_device()
-    folder = open_folder(str(args.output_dir), resume=True)
+    alone = only in (None, "timing")  # else others may run other methods and seeds in it
+    folder = open_folder(str(args.output_dir), resume=True, lock=alone)
     console = Console()
 
     def settings(method: str, **changes: Any) -> MethodConfig:
@@ -104,14 +106,14 @@ def _steps(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, i
 def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
     """One run in a process of its own, which leaves the others their share of the cores."""
     own = {"reward_workers": max(0, (os.cpu_count() or 1) // jobs - 1), "disable_tqdm": True}  # it writes to a file
-    return [sys.executable, "-m", "semioffline", "compare", *as_flags(own), *argv, "--only", only]
+    return [sys.executable, "-m", "semioffline.cli.child", "compare", *as_flags(own), *argv, "--only", only]
 
 
 def _write(result: Comparison, folder: Path) -> None:
     from semioffline.report import plots, table
 
-    (folder / "comparison.json").write_text(json.dumps(result.to_json(), indent=1))
-    (folder / "comparison.md").write_text(table.markdown(result))
+    write_atomically(folder / "comparison.json", json.dumps(result.to_json(), indent=1))
+    write_atomically(folder / "comparison.md", table.markdown(result))
     Console(width=max(200, Console().width)).print(table.console(result))
     plots.draw(result, folder)
     print(f"comparison.json, comparison.md and plots in {folder}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError, safe_open
+
 from semioffline.cli.compare_options import CompareOptions
 from semioffline.cli.demo import initial_policy
 from semioffline.cli.options import DataOptions, ModelOptions, Recipe
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.errors import UserError
 from semioffline.experiments.identity import TEXT
-from semioffline.files import write_atomically
+from semioffline.files import lock_folder, make_folder, write_atomically
 from semioffline.methods.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet, check_names
@@ -55,7 +58,7 @@ def prepare(
     chosen = [load_method(settings(method, output_dir=str(folder))) for method in options.methods]
     needs = any(method.needs_candidates or method.static_target != "ground_truth" for method in chosen)
     args = first(max_steps=max(options.start_steps, 1))
-    made = (start / "config.json").exists()
+    made = _is_saved(start)
     noted, wanted = start.parent / "settings.json", _start_made_with(data, model, options, args, first)
     if options.start_steps and made:
         check_settings(noted, wanted, "a start")
@@ -69,7 +72,9 @@ def prepare(
         seen, rows = divide_inputs(rows, options.unseen_inputs, args.seed)
     if options.start_steps and not made:
         say("start: M-FT")
-        noted.parent.mkdir(exist_ok=True)
+        make_folder(noted.parent)
+        lock_folder(noted.parent)
+        shutil.rmtree(start, ignore_errors=True)  # of an attempt that was killed while it was saved
         noted.unlink(missing_ok=True)  # of one that was never finished
         check_settings(noted, wanted, "a start")
         rate = first.keywords.get("learning_rate", options.start_learning_rate)
@@ -81,6 +86,20 @@ def prepare(
     if needs and "candidates" not in rows.column_names:
         rows = _with_candidates(data, model, options, args, folder, start, rows, say)
     return start, rows
+
+
+def _is_saved(model: Path) -> bool:
+    """Whether a model was saved to its end: the tokenizer comes last, and versions before this one wrote in place."""
+    weights, index = list(model.glob("*.safetensors")), model / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            weights += [model / name for name in json.loads(index.read_text())["weight_map"].values()]
+        for path in weights:
+            with safe_open(path, "pt"):  # refuses one that is cut off
+                pass
+    except (OSError, ValueError, LookupError, SafetensorError):
+        return False
+    return bool(weights) and (model / "tokenizer_config.json").exists()
 
 
 def _made_before(wanted: Recipe, data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
@@ -161,7 +180,7 @@ def _with_candidates(
 ) -> Dataset:  # fmt: skip
     import torch
 
-    from semioffline.data.candidates import write_candidates
+    from semioffline.data.candidates import OUTPUT, write_candidates
     from semioffline.data.examples import Examples
     from semioffline.data.lengths import text_limits
     from semioffline.tasks.reading.rows import load_rows
@@ -180,6 +199,9 @@ def _with_candidates(
     where = (folder / "candidates", _made_with(data, options, args), args.per_device_eval_batch_size, 1024, args.seed)
     half = torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16))  # as training decodes
     begun = where[0].exists()  # then nobody knows how long it took in all
+    if not (where[0] / OUTPUT).exists():
+        make_folder(where[0])
+        lock_folder(where[0])
     with half, nullcontext() if begun else _noting_seconds(folder, "candidates"):
         path = write_candidates(policy, examples, rows, decoding, rewards, *where)
     return _with_any(load_rows(path), say)
