@@ -1,10 +1,11 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
+# make campaign: kills and full disks at every file that is written, on two cores.
 # make tables: fill the tables of README.md and docs from the JSON results that they name.
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test tables lint types env clean
+.PHONY: demo test campaign tables lint types env clean
 
 demo: .venv/ready
 	$(BIN)/semioffline demo --seed $(SEED)
@@ -12,6 +13,9 @@ demo: .venv/ready
 test: .venv/ready lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 || { echo 'What failed, once more and alone:'; \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; }
+
+campaign: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m campaign tests/campaign
 
 tables: .venv/ready
 	$(BIN)/python -m benchmarks.pages README.md docs/*.md

@@ -1,0 +1,180 @@
+"""Killed at any moment, and at every file that is written, a command continues to what an undisturbed one makes."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from campaign import faults
+from campaign.commands import Command, build_commands
+from campaign.conftest import Tally
+from integration.toy import start_process
+
+NAMES = ("train", "train actor_critic", "candidates", "evaluate", "compare")
+PATIENCE = 180.0
+"""Seconds until a command counts as hung."""
+SEED = 24
+
+
+@dataclass
+class Undisturbed:
+    """A command that nothing has happened to."""
+
+    command: Command
+    result: Any
+    writes: list[tuple[str, str]]
+    seconds: float
+
+
+class Hung(Exception):
+    pass
+
+
+def start(argv: list[str], output: Path, *fault: Any) -> int:
+    """The exit code of a command in a process of its own."""
+    process = start_process(faults.run, argv, str(output), *fault)
+    process.join(PATIENCE)
+    if process.is_alive():
+        process.kill()
+        raise Hung(output.read_text())
+    return process.exitcode
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("campaign")
+    commands, made = build_commands(folder), {}
+
+    def get(name: str) -> Undisturbed:
+        if name not in made:
+            whole, seen = folder / name / "whole", folder / f"{name}.writes"
+            began = time.monotonic()
+            code = start(commands[name].argv(whole), folder / "output", -1, "before", seen)
+            assert code == 0, (folder / "output").read_text()
+            writes = [tuple(json.loads(line)) for line in seen.read_text().splitlines()]
+            seconds = time.monotonic() - began
+            made[name] = Undisturbed(commands[name], commands[name].result(whole), writes, seconds)
+        return made[name]
+
+    return get
+
+
+def continue_to_the_end(one: Undisturbed, folder: Path) -> str:
+    """The same command again; what is wrong with its result, or nothing."""
+    output = folder.with_suffix(".output")
+    code = start(one.command.argv(folder, again=True), output)
+    if code != 0:
+        return f"exit code {code}: {output.read_text()[-2000:]}"
+    found = one.command.result(folder)
+    if found == one.result:
+        return ""
+    if isinstance(found, dict):
+        return f"another result: {[name for name in found if found[name] != one.result[name]]}"
+    return "another result"
+
+
+def outcome(one: Undisturbed, folder: Path, *fault: Any) -> tuple[str, str]:
+    """Hit a command, and continue it. ("handled" | "lost" | "hung", what is wrong)"""
+    try:
+        code = start(one.command.argv(folder), folder.with_suffix(".output"), *fault)
+        printed = folder.with_suffix(".output").read_text()
+        if fault[1] == faults.FULL:
+            problem = check_full(code, printed)
+        else:
+            problem = "" if code in (0, -signal.SIGKILL) else f"exit code {code}: {printed[-2000:]}"
+        problem = problem or continue_to_the_end(one, folder)
+    except Hung as error:
+        return "hung", str(error)
+    return ("lost", problem) if problem else ("handled", "")
+
+
+def check_full(code: int, printed: str) -> str:
+    """Of a full disk: one line, and exit code 2."""
+    errors = [line for line in printed.splitlines() if line.startswith("semioffline: error:")]
+    good = code == 2 and len(errors) == 1 and "No space left on device" in errors[0] and "Traceback" not in printed
+    return "" if good else f"exit code {code} where the disk is full: {printed[-2000:]}"
+
+
+def every_write(one: Undisturbed, moments: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    for at, (name, _) in enumerate(one.writes):
+        for moment in moments:
+            if moment != "during" or name in ("fsync", "append"):
+                yield at, moment
+
+
+def hit_all(one: Undisturbed, what: str, hits: list[tuple[int, str]], folder: Path, tally: Tally) -> None:
+    problems = []
+    for at, moment in hits:
+        result, problem = outcome(one, folder / f"{at}-{moment}", at, moment)
+        tally(what, result)
+        if problem:
+            problems.append(f"{moment} write {at} {one.writes[at]}: {result}: {problem}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("name", NAMES[2:4])
+def test_some_kills_at_files_that_are_written(name: str, undisturbed: Any, tmp_path: Path, tally: Tally) -> None:
+    """Those of the two quick commands; `make campaign` hits every write of all."""
+    one = undisturbed(name)
+    hits = random.Random(SEED).sample(list(every_write(one, faults.MOMENTS)), 3)
+    hit_all(one, f"{name}: killed at a write", hits, tmp_path, tally)
+
+
+def test_a_kill_while_a_checkpoint_is_written(undisturbed: Any, tmp_path: Path, tally: Tally) -> None:
+    """With half of a file, before the folder gets its name, and after it."""
+    one = undisturbed("train")
+    named = [n for n, (name, path) in enumerate(one.writes) if name == "rename" and path.endswith("/checkpoint-4")]
+    weights = [n for n, (_, path) in enumerate(one.writes) if path.endswith("checkpoint-4/model.safetensors")]
+    hits = [(weights[0], "during"), (named[0], "before"), (named[0], "after")]
+    hit_all(one, "train: killed at a write", hits, tmp_path, tally)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("moment", faults.MOMENTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kill_at_every_file_that_is_written(
+    name: str, moment: str, undisturbed: Any, tmp_path: Path, tally: Tally
+) -> None:
+    one = undisturbed(name)
+    hit_all(one, f"{name}: killed {moment} a write", list(every_write(one, (moment,))), tmp_path, tally)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk_at_every_file_that_is_written(name: str, undisturbed: Any, tmp_path: Path, tally: Tally) -> None:
+    one = undisturbed(name)
+    hits = [
+        (at, faults.FULL)
+        for at, (kind, path) in enumerate(one.writes)
+        if kind in ("fsync", "append") and not Path(path).is_dir()
+    ]
+    hit_all(one, f"{name}: disk full at a write", hits, tmp_path, tally)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(10))
+def test_kills_at_random_moments(name: str, seed: int, undisturbed: Any, tmp_path: Path, tally: Tally) -> None:
+    """SIGKILL from outside, up to three times in a row."""
+    one, folder = undisturbed(name), tmp_path / "run"
+    moments = random.Random(f"{SEED} {name} {seed}")
+    for attempt in range(moments.randint(1, 3)):
+        argv = one.command.argv(folder, again=attempt > 0)
+        process = start_process(faults.run, argv, str(tmp_path / "output"))
+        process.join(moments.uniform(0, one.seconds))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        problem = continue_to_the_end(one, folder) if process.exitcode == 0 else ""
+        assert process.exitcode in (0, -signal.SIGKILL), (tmp_path / "output").read_text()
+        assert not problem
+    problem = continue_to_the_end(one, folder)
+    tally(f"{name}: killed at random moments", "lost" if problem else "handled")
+    assert not problem
