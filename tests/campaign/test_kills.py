@@ -3,9 +3,12 @@
 import json
 import os
 import random
+import re
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from campaign import faults
 from campaign.commands import Command, build_commands
 from campaign.conftest import Tally
 from integration.toy import start_process
+from semioffline.files import find_damage
 
 NAMES = ("train", "train actor_critic", "candidates", "evaluate", "compare")
 PATIENCE = 180.0
@@ -31,6 +35,7 @@ class Undisturbed:
     result: Any
     writes: list[tuple[str, str]]
     seconds: float
+    kilobytes: int
 
 
 class Hung(Exception):
@@ -60,7 +65,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
             assert code == 0, (folder / "output").read_text()
             writes = [tuple(json.loads(line)) for line in seen.read_text().splitlines()]
             seconds = time.monotonic() - began
-            made[name] = Undisturbed(commands[name], commands[name].result(whole), writes, seconds)
+            size = sum(path.stat().st_size for path in whole.rglob("*")) // 1024
+            made[name] = Undisturbed(commands[name], commands[name].result(whole), writes, seconds, size)
         return made[name]
 
     return get
@@ -92,6 +98,7 @@ def outcome(one: Undisturbed, folder: Path, *fault: Any) -> tuple[str, str]:
         problem = problem or continue_to_the_end(one, folder)
     except Hung as error:
         return "hung", str(error)
+    shutil.rmtree(folder, ignore_errors=True)
     return ("lost", problem) if problem else ("handled", "")
 
 
@@ -103,9 +110,16 @@ def check_full(code: int, printed: str) -> str:
 
 
 def every_write(one: Undisturbed, moments: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    for at, (name, _) in enumerate(one.writes):
+    """One of each kind of write and file: a file of one checkpoint, shard or step stands for those of all others. What
+    comes after one write comes before the next: only what gives a file its name is also hit after it."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for at, (name, path) in enumerate(one.writes):
+        alike.setdefault((name, re.sub(r"\d+", "0", path)), []).append(at)
+    for (name, path), places in alike.items():
+        at = random.Random(f"{SEED} {name} {path}").choice(places)
         for moment in moments:
-            if moment != "during" or name in ("fsync", "append"):
+            named = {"before": True, "during": name in ("fsync", "append"), "after": name in ("replace", "rename")}
+            if named.get(moment, name in ("fsync", "append") and not Path(path).is_dir()):
                 yield at, moment
 
 
@@ -150,12 +164,7 @@ def test_a_kill_at_every_file_that_is_written(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_full_disk_at_every_file_that_is_written(name: str, undisturbed: Any, tmp_path: Path, tally: Tally) -> None:
     one = undisturbed(name)
-    hits = [
-        (at, faults.FULL)
-        for at, (kind, path) in enumerate(one.writes)
-        if kind in ("fsync", "append") and not Path(path).is_dir()
-    ]
-    hit_all(one, f"{name}: disk full at a write", hits, tmp_path, tally)
+    hit_all(one, f"{name}: disk full at a write", list(every_write(one, (faults.FULL,))), tmp_path, tally)
 
 
 @pytest.mark.campaign
@@ -177,4 +186,41 @@ def test_kills_at_random_moments(name: str, seed: int, undisturbed: Any, tmp_pat
         assert not problem
     problem = continue_to_the_end(one, folder)
     tally(f"{name}: killed at random moments", "lost" if problem else "handled")
+    assert not problem
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """kB -> a file system of this size, which grows when it is asked for another one."""
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def resize(size: int) -> Path:
+        words = ["-o", f"size={size}k,remount"] if os.path.ismount(place) else ["-t", "tmpfs", "-o", f"size={size}k"]
+        if subprocess.run(["mount", *words, "tmpfs", str(place)], capture_output=True).returncode != 0:
+            pytest.skip("no file system can be mounted here")
+        return place
+
+    yield resize
+    if os.path.ismount(place):
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_disk_that_is_too_small(
+    name: str, share: float, undisturbed: Any, small_disk: Callable[[int], Path], tmp_path: Path, tally: Tally
+) -> None:
+    """One line and exit code 2; checkpoints that have their names are whole; with space it continues."""
+    one = undisturbed(name)
+    folder = small_disk(max(int(share * one.kilobytes), 8)) / "run"
+    code = start(one.command.argv(folder), tmp_path / "output")
+    problem = check_full(code, (tmp_path / "output").read_text())
+    problem = problem or next((found for path in folder.glob("checkpoint-*") if (found := find_damage(path))), "")
+    small_disk(100_000)
+    problem = problem or continue_to_the_end(one, folder)
+    tally(f"{name}: small disk", "lost" if problem else "handled")
     assert not problem
