@@ -55,9 +55,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what was appended to a log durable."""
-    with writing(path):
-        _sync(path)
+    """Make what was appended to a log durable, if there is a log."""
+    if path.exists():
+        with writing(path):
+            _sync(path)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

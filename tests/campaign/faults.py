@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MOMENTS = ("before", "during", "after")
-"""Of a kill: before the write, with half of the file written, and after it."""
+"""Of a kill: before the write, with half of what is not durable yet, and after it."""
 FULL = "full"
 """From this write on, the disk is full."""
 PATCHED = ("fsync", "replace", "rename", "truncate")
@@ -52,6 +52,8 @@ class Faults:
         self.seen = None if seen is None else os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.originals: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in PATCHED}
         self.open = builtins.open
+        self.synced: dict[str, int] = {}
+        """file -> its size when it was last made durable: what can no longer be lost"""
 
     def install(self) -> None:
         for name in PATCHED:
@@ -62,11 +64,14 @@ class Faults:
         def call(*args: Any, **kwargs: Any) -> Any:
             place = os.readlink(f"/proc/self/fd/{args[0]}") if name == "fsync" else str(args[-1])
             if not self._is_hit(name, place):
+                if name == "fsync":
+                    self.synced[place] = os.fstat(args[0]).st_size
                 return self.originals[name](*args, **kwargs)
             if self.moment == FULL and name == "fsync":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.moment == "during" and name == "fsync" and stat.S_ISREG(os.fstat(args[0]).st_mode):
-                self.originals["truncate"](place, os.stat(place).st_size // 2)
+                synced = self.synced.get(place, 0)
+                self.originals["truncate"](place, (synced + os.stat(place).st_size) // 2)
             if self.moment in ("after", FULL):
                 self.originals[name](*args, **kwargs)
             return None if self.moment == FULL else die()

@@ -22,8 +22,8 @@ from transformers import (
 from transformers.trainer_utils import rotate_checkpoints
 
 from semioffline.errors import UserError
-from semioffline.files import find_damage, replace_folder, write_atomically, write_sums, writing
-from semioffline.training.run_log import as_numbers
+from semioffline.files import find_damage, replace_folder, sync_file, write_atomically, write_sums, writing
+from semioffline.training.run_log import LOG, as_numbers
 
 STAGING = "incomplete-checkpoint"
 PROGRESS = "progress-{rank}.json"
@@ -94,6 +94,7 @@ class SafeCheckpoints(Trainer):
             if self.args.should_save:
                 self.state.save_to_json(os.path.join(staging, name, "trainer_state.json"))
                 write_sums(Path(staging, name))
+                sync_file(Path(folder, LOG))  # a checkpoint continues the log that is there
                 replace_folder(Path(staging, name), Path(folder, name))
                 rotate_checkpoints(
                     output_dir=folder,

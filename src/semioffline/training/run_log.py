@@ -15,7 +15,9 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.tensors import CompletionRow
-from semioffline.files import append_line, keep_lines, make_folder, read_log, sync_file, write_atomically
+from semioffline.files import append_line, keep_lines, make_folder, read_log, write_atomically
+
+LOG = "metrics.jsonl"
 
 
 class RunLog(TrainerCallback):
@@ -33,7 +35,7 @@ class RunLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        path = Path(str(args.output_dir)) / "metrics.jsonl"
+        path = Path(str(args.output_dir)) / LOG
         self.found_all = self.finished = False
         if state.is_world_process_zero and path.exists():
             ended = control.should_training_stop or state.global_step >= state.max_steps
@@ -65,12 +67,7 @@ class RunLog(TrainerCallback):
             self.seconds.clear()
         if state.is_world_process_zero and logs and not self.finished:
             line = json.dumps({"step": state.global_step} | logs | {"time/train": self.total})
-            append_line(Path(str(args.output_dir)) / "metrics.jsonl", line)
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        path = Path(str(args.output_dir)) / "metrics.jsonl"
-        if state.is_world_process_zero and path.exists():
-            sync_file(path)
+            append_line(Path(str(args.output_dir)) / LOG, line)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
