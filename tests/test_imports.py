@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"config"},),
     ({"files"},),
     ({"records"},),
+    ({"untrusted"},),
     ({"algorithm"},),
     ({"cuda"},),
     ({"policy"}, {"rewards"}, {"tasks"}),
@@ -33,7 +34,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
 other. Imports inside functions and under TYPE_CHECKING count."""
 
 TORCH_ONLY = ("tensors", "masking", "sampling", "losses")
-PLAIN_STRINGS = ("errors", "files", "records", "rewards", "tasks")
+PLAIN_STRINGS = ("errors", "files", "records", "untrusted", "rewards", "tasks")
 WORKER = ("calls", "fast_decode", "named", "pool", "worker")
 """Modules of `scoring` that worker processes load: without torch."""
 FILES = sorted(PACKAGE.rglob("*.py"))
