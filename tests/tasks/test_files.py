@@ -5,7 +5,11 @@ import csv
 import gzip
 import json
 import lzma
+import os
 import re
+import resource
+import time
+from random import Random
 
 import datasets
 import pyarrow as pa
@@ -13,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from semioffline.errors import UserError
+from semioffline.tasks.reading.formats import WINDOW
 from semioffline.tasks.reading.rows import group_references, load_rows, parse_columns
 
 ROWS = [{"prompt": "a\u2028b", "completion": "A", "id": 1}, {"prompt": "c, \"d\"\n'e'", "completion": "ü", "id": 2}]
@@ -342,3 +347,186 @@ def test_task_loads_what_the_source_says(tmp_path):
     assert len(task.load(Source(files={"train": str(path)}, columns=columns), "train")) == 3
     with pytest.raises(UserError, match="no data for the test split"):
         task.load(Source(), "test")
+
+
+# ---- hostile files ----
+
+
+def pack(name, head, unit, megabytes, tail=b""):
+    """A file of which a few kB stand for many MB."""
+    content = head + unit * (megabytes * 2**20 // len(unit)) + tail
+    ending = name.rpartition(".")[2]
+    return {"gz": gzip.compress, "bz2": bz2.compress, "xz": lambda c: lzma.compress(c, preset=0), "zst": pack_zst}[
+        ending
+    ](content)
+
+
+ROW = b'{"prompt": "a", "completion": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "unit"),
+    [
+        ("line.jsonl.gz", b'{"prompt": "', b"a"),
+        ("line.jsonl.bz2", b'{"prompt": "', b"a"),
+        ("line.jsonl.xz", b'{"prompt": "', b"a"),
+        ("line.jsonl.zst", b'{"prompt": "', b"a"),
+        ("rows.jsonl.gz", b"", ROW),
+        ("blank.jsonl.gz", b"", b"\n"),
+        ("rows.json.xz", b"[", ROW.strip() + b","),
+        ("nested.json.gz", b'{"prompt": [', b"[],"),
+        ("space.json.gz", b"", b" "),
+        ("cell.csv.gz", b'prompt,completion\n"', b"a"),
+        ("lines.csv.bz2", b'prompt,completion\n"', b"a\n"),
+        ("header.tsv.gz", b"", b"a\t"),
+        ("zeros.parquet.gz", b"PAR1", b"\0"),
+    ],
+)
+def test_a_decompression_bomb_is_refused_soon(tmp_path, name, head, unit):
+    """After two windows at most, whatever follows: see `formats.WINDOW`."""
+    path = write(tmp_path / name, pack(name, head, unit, 12))
+    with pytest.raises(UserError, match=r"100 times larger .* decompression bomb.* unpack it"):
+        load_rows(path)
+
+
+def test_a_bomb_of_a_gigabyte_takes_neither_time_nor_memory(tmp_path):
+    part = gzip.compress(b"a" * 10**7)  # files of several parts are one content
+    path = write(tmp_path / "rows.jsonl.gz", gzip.compress(b'{"prompt": "') + part * 100 + gzip.compress(b'"}'))
+    assert path.stat().st_size < 2**20
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="decompression bomb"):
+        load_rows(path)
+    assert time.process_time() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"prompt": ["a" * 10**7] * 2},
+        {"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int32()), pa.array(["a" * 10**6]))},
+        {"prompt": pa.array(["a"] * 3_000_000)},
+    ],
+    ids=["packed", "one value often", "many rows"],
+)
+def test_a_parquet_bomb_is_refused_soon(tmp_path, table):
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet", compression="zstd")
+    assert (tmp_path / "rows.parquet").stat().st_size < 2e5
+    with pytest.raises(UserError, match="decompression bomb"):
+        load_rows(tmp_path / "rows.parquet")
+
+
+def test_a_file_that_packs_well_is_no_bomb(tmp_path):
+    random = Random(0)
+    rows = [
+        {"prompt": f"{random.random()} {random.random()}" + " the same words" * 70, "completion": "c"}
+        for _ in range(7000)
+    ]
+    content = lines(rows).encode()
+    packed = gzip.compress(content)
+    assert len(content) > 3 * WINDOW
+    assert 30 < len(content) / len(packed) < 60
+    assert load_rows(write(tmp_path / "rows.jsonl.gz", packed)).to_list() == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("r.jsonl", ROW + b'{"prompt": "' + b"a" * 2000 + b'", "completion": "b"}\n', "line 2"),
+        ("r.json", b"[" + ROW + b', {"prompt": "' + b"a" * 300_000 + b'", "completion": "b"}]', "row 2"),
+        ("r.csv", b"prompt,completion\na,b\n" + b"a" * 2000 + b",b\n", "line 3"),
+        ("r.csv", b'prompt,completion\na,b\n"' + b"a\n" * 2000 + b'",b\n', "line"),
+        ("r.jsonl.gz", gzip.compress(ROW + b" " * 2000 + ROW), "line 2"),
+    ],
+)
+def test_no_row_is_longer_than_the_limit(tmp_path, name, content, where):
+    path = write(tmp_path / name, content)
+    with pytest.raises(UserError, match=rf"{where}.*: longer than 0.001 MB.*--max_row_mb"):
+        load_rows(path, max_row_mb=0.001)
+    assert len(load_rows(path)) == 2
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="max_row_mb"):
+            load_rows(path, max_row_mb=wrong)
+
+
+P = '{"prompt": "a", "completion": "b"'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("r.jsonl", '{"prompt": "a", "prompt": "b"}', "line 1: .*the key 'prompt' occurs twice"),
+        ("r.json", '[{"prompt": "a", "prompt": "b"}]', "line 1: .*the key 'prompt' occurs twice"),
+        ("r.jsonl", "[" * 100_000, "line 1: .*nested more than 32"),
+        ("r.json", "[" * 100_000, "line 1: .*nested more than 32"),
+        ("r.jsonl", P + ', "x": ' + "[" * 40 + "]" * 40 + "}", "line 1: .*nested more than 32"),
+        ("r.jsonl", P + ', "x": 1' + "0" * 400 + "}", "line 1: column 'x' has a number .* 64 bits"),
+        ("r.jsonl", P + ', "x": 1' + "0" * 5000 + "}", "line 1: .*thousands of digits"),
+        ("r.jsonl", '{"prompt": NaN, "completion": "b"}', "the prompt must be text, got nan"),
+        ("r.jsonl", P + ', "candidates": ["a"], "candidate_rewards": [NaN]}', "finite numbers, got"),
+        ("r.jsonl", P + ', "candidates": ["a"], "candidate_rewards": [-Infinity]}', "finite numbers, got"),
+        ("r.jsonl", P + ', "candidates": ["a"], "candidate_rewards": [1' + "0" * 400 + "]}", "64 bits"),
+        ("r.jsonl", P + ', "candidates": {"a": 1}}', "candidates must be a list of texts"),
+        ("r.jsonl", P + ', "references": [["a"]]}', "references must be a list of texts"),
+        ("r.jsonl", '{"prompt": "a\\ud800", "completion": "b"}', "ud800 is half of a character"),
+        ("r.json", '[{"prompt": "a\\ud800", "completion": "b"}]', "ud800 is half of a character"),
+        ("r.jsonl", P + ', "\\ud800": 1}', "half of a character"),
+        ("r.jsonl", P + ', "\\u0000": 1}', "has a NUL in it"),
+        ("r.jsonl", b"\0" * 100, "line 1: not valid JSON"),
+        ("r.jsonl", ROW + b"\xef\xbb\xbf" + ROW, "line 2: not valid JSON"),
+        ("r.jsonl", ROW.decode().encode("utf-16"), "line 1: .*utf-8"),
+        ("r.csv", "prompt,completion\na,b\n".encode("utf-16"), "it is not UTF-8"),
+        ("r.csv", "a," * 2000, "2,001 columns, but 1,000"),
+        ("r.jsonl", lines([{f"k{n}": 1} for n in range(2000)]), "line 1001: .*1,000 names of columns"),
+        ("r.jsonl", lines([{"x": {f"k{n}": 1}} for n in range(2000)]), "line 1000: .*1,000 names of columns"),
+        ("r.json", "[" + P + "} " + P + "}]", "Expecting ',' delimiter"),
+        ("r.json", "[" + P + "},]", "Expecting value"),
+        ("r.json", "[" + P + "}] x", "Extra data"),
+        ("r.json", "[" + P, "not valid JSON"),
+        ("r.jsonl.gz.gz", gzip.compress(gzip.compress(ROW)), "data files end in"),
+        ("r.jsonl.gz", gzip.compress(ROW) + b"garbage", "cannot read"),
+    ],
+)
+def test_hostile_content_is_told_in_one_line(tmp_path, name, content, message):
+    with pytest.raises(UserError, match=message) as refused:
+        load_rows(write(tmp_path / name, content))
+    assert len(str(refused.value)) < 500
+    assert "\n" not in str(refused.value)
+
+
+def test_odd_content_that_is_fine(tmp_path):
+    row = {"prompt": "a\0b 😀", "completion": "\u202e c", "x": None, "": 1, "score": float("inf")}
+    assert load_rows(write_jsonl(tmp_path / "r.jsonl", [row])).to_list() == [row]
+    many = [{"prompt": f"p{n} [{{,", "completion": "c" * (n % 700 + 1)} for n in range(1, 2000)]  # over several buffers
+    assert load_rows(write(tmp_path / "r.json", json.dumps(many, indent=1))).to_list() == many
+    assert load_rows(write(tmp_path / "s.json", lines(many)), limit=3).to_list() == many[:3]
+
+
+def test_hostile_tables(tmp_path):
+    names = ["prompt", "completion", "prompt"]
+    texts = pa.array(["a"])
+    tables = {
+        "twice": (pa.Table.from_arrays([texts] * 3, names=names), "occurs twice"),
+        "date": (pa.table({"prompt": texts, "t": pa.array([2**60], pa.timestamp("ms"))}), "as Parquet"),
+        "map": (pa.table({"prompt": texts, "m": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32()))}), "'m'"),
+        "bytes": (pa.table({"prompt": [b"a"], "completion": texts}), "the prompt must be text, got b'a'"),
+    }
+    for name, (table, message) in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        with pytest.raises(UserError, match=message):
+            load_rows(tmp_path / f"{name}.parquet")
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    for name, message in {"fifo": "no regular file", "zero": "no regular file", "loop": "there is no file"}.items():
+        with pytest.raises(UserError, match=message):
+            load_rows(tmp_path / f"{name}.jsonl")
+
+
+@pytest.mark.parametrize("source", ["x" * 300 + ".jsonl", "/x" * 3000, "~nobody-of-that-name/rows.jsonl", "a\0b.jsonl"])
+def test_a_path_that_cannot_be_one_is_told(source):
+    with pytest.raises(UserError, match=r"cannot look for|there is no file"):
+        load_rows(source, "train")

@@ -96,7 +96,7 @@ def run(argv: list[str]) -> None:
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     not_theirs = ("output_dir", "device", "shard_size", "batch_size", "cuda_graphs")
-    settings = asdict(data) | asdict(model) | asdict(options)
+    settings = data.made_with() | asdict(model) | asdict(options)
     settings = {k: v for k, v in settings.items() if k not in not_theirs}
     path = write_candidates(
         policy, examples, stored, options.decoding(limits[1]), rewards, folder, settings,

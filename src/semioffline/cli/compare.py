@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -75,7 +74,7 @@ def run(argv: list[str]) -> None:
         jobs=options.jobs,
         command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
         about=about("compare", whole),
-        made_with={"data": asdict(data)} | {k: getattr(options, k) for k in ("reward", "keep", "evaluations")},
+        made_with={"data": data.made_with()} | {k: getattr(options, k) for k in ("reward", "keep", "evaluations")},
         beside=beside,
         extra={
             "kind": "comparison",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +13,10 @@ import yaml
 from transformers import HfArgumentParser
 
 from semioffline.cli.help import print_help
-from semioffline.config import setting
+from semioffline.config import Range, setting
 from semioffline.errors import UserError, unknown
 from semioffline.methods.registry import readers
+from semioffline.tasks.reading.formats import MAX_ROW_MB
 from semioffline.tasks.reading.rows import parse_columns
 from semioffline.tasks.registry import Source, Task, load_task
 
@@ -39,6 +40,13 @@ class DataOptions:
     prompt_template: str | None = setting(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.", "Data")
     limit: int | None = setting(None, "Rows to take of each split.", "Data")
     eval_limit: int | None = setting(None, "Rows to take of the validation split.", "Data", free=True)
+    max_row_mb: float = setting(
+        MAX_ROW_MB,
+        "Longest row of a data file, in MB; a longer one stops.",
+        "Data",
+        Range(0, 2000, True),
+        free=True,
+    )
 
     def __post_init__(self) -> None:
         self.model: str | None = None  # the model that reads the prompts: `parse` fills it in, from ModelOptions
@@ -54,9 +62,14 @@ class DataOptions:
             columns=parse_columns(self.columns),
             prompt_template=self.prompt_template,
             limit=limit if limit is not None else self.limit,
+            max_row_mb=self.max_row_mb,
             seed=seed,
             model=self.model,
         )
+
+    def made_with(self) -> Recipe:
+        """What is noted of the data where something is made of it: not what only guards the reading."""
+        return {name: value for name, value in asdict(self).items() if name != "max_row_mb"}
 
     def has(self, split: str) -> bool:
         """Whether there is such a split: a folder may lack one; a hub dataset is not asked."""

@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +64,7 @@ def prepare(
     if needs and made:
         before = _made_before(_made_with(data, options, args), data, options, folder)
         if before is not None:
-            return start, _with_any(load_rows(before), say)
+            return start, _with_any(load_rows(before, max_row_mb=data.max_row_mb), say)
     task = data.load_task()
     seen = rows = task.load(data.source(args.seed), "train")
     if options.unseen_inputs is not None:
@@ -118,7 +117,7 @@ def _made_before(wanted: Recipe, data: DataOptions, options: CompareOptions, fol
 
 def _training_data(data: DataOptions) -> Recipe:
     names = defining_settings(DataOptions)
-    return {name: value for name, value in asdict(data).items() if name in names}
+    return {name: value for name, value in data.made_with().items() if name in names}
 
 
 def _made_with(data: DataOptions, options: CompareOptions, args: MethodConfig) -> Recipe:
@@ -204,7 +203,7 @@ def _with_candidates(
         lock_folder(where[0])
     with half, nullcontext() if begun else _noting_seconds(folder, "candidates"):
         path = write_candidates(policy, examples, rows, decoding, rewards, *where)
-    return _with_any(load_rows(path), say)
+    return _with_any(load_rows(path, max_row_mb=data.max_row_mb), say)
 
 
 def _with_any(rows: Dataset, say: Callable[[str], None]) -> Dataset:

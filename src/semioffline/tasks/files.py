@@ -15,8 +15,9 @@ def load_split(source: Source, split: str) -> "Dataset":
     if where is None:
         raise UserError(f"no data for the {split} split: name a file for it, a folder, or a dataset.")
     if source.raw:
-        return load_rows(where, split, limit=source.limit, require=(), allow_empty=True)
-    return load_rows(where, split, source.columns, source.prompt_template, source.limit)
+        most = source.max_row_mb
+        return load_rows(where, split, limit=source.limit, require=(), allow_empty=True, max_row_mb=most)
+    return load_rows(where, split, source.columns, source.prompt_template, source.limit, max_row_mb=source.max_row_mb)
 
 
 TASK = Task(load=load_split)

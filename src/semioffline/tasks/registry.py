@@ -13,6 +13,7 @@ from typing import Any
 
 from semioffline import tasks
 from semioffline.errors import unknown
+from semioffline.tasks.reading.formats import MAX_ROW_MB
 from semioffline.tasks.reading.places import has_split
 
 
@@ -31,6 +32,8 @@ class Source:
     seed: int = 0
     raw: bool = False
     """The rows as they are stored: columns not renamed, no template."""
+    max_row_mb: float = MAX_ROW_MB
+    """The longest row of a file."""
     model: str | None = None
     """Name or folder of the model that will read the prompts: a task may have a form for its kind. None: no form."""
 

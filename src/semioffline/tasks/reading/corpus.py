@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
-from pathlib import Path
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError
 from semioffline.tasks.reading.formats import DataRow
 from semioffline.tasks.reading.kinds import model_kind
-from semioffline.tasks.reading.places import VALIDATION, Place, has_split, open_rows
+from semioffline.tasks.reading.places import VALIDATION, Place, as_path, has_split, open_rows
 from semioffline.tasks.reading.rows import (
     TEXTS,
     check_rows,
@@ -116,7 +116,7 @@ class Corpus:
         held, where = self.held_out, self._where(source, split)
         if held is None or where is None or split not in (held.split, held.of):
             return None
-        path = Path(where).expanduser()
+        path = as_path(where)
         there = path.is_file() or (path.is_dir() and has_split(path, held.split))
         return None if there or {split, held.split} & source.files.keys() else held
 
@@ -130,7 +130,8 @@ class Corpus:
             )
         in_full = held is not None or self.grouped
         try:
-            stored, place = open_rows(where, held.of if held else split, None if in_full else source.limit)
+            limit = None if in_full else source.limit
+            stored, place = open_rows(where, held.of if held else split, limit, source.max_row_mb)
         except UserError as error:
             if where == source.where(split):
                 raise
@@ -202,9 +203,13 @@ def _unpack(stored: "Dataset", place: Place, unpack: Callable[[DataRow], Iterabl
 
     rows, origins = [], []
     for index, row in enumerate(iterate(stored, stored.column_names)):
-        for part in unpack(row):
-            rows.append(part)
-            origins.append(index)
+        try:
+            unpacked = list(unpack(row))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            what = f"{type(error).__name__}: {short(str(error))}"
+            raise UserError(f"{place(index)}: not the form that this task unpacks ({what}): {short(row)}.") from error
+        rows += unpacked
+        origins += [index] * len(unpacked)
     return Dataset.from_list(rows), lambda index: place(origins[index])
 
 

@@ -1,4 +1,8 @@
-"""The formats of data files: each gives its rows one by one, with the words that say where a row stands."""
+"""The formats of data files: each gives its rows one by one, with the words that say where a row stands.
+
+Files may come from anyone. They are read as a stream, no row may be longer than a limit, and a packed file that swells
+to many times its size is refused.
+"""
 
 import bz2
 import csv
@@ -7,20 +11,35 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from semioffline.errors import UserError
+from semioffline.untrusted import DEEPEST, JSON, check_escapes, in_words, parse_json
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 ENDINGS = f"{', '.join(KINDS)} (and {', '.join(PACKINGS)} after it)"
 
+MAX_ROW_MB = 64.0
+"""The longest row by default. SQuAD's original file, 30 MB, is one."""
+MOST_COLUMNS = 1000
+WINDOW = 2**21
+"""Bytes of content after which a packed file is looked at again."""
+SLICE = 2**13
+"""Bytes that are read of it at a time: what was read and not yet unpacked must be little beside a window."""
+MOST_EXPANSION = 100
+"""How many times larger than what is packed its content may be, in any window. Text packs 3 to 20 times smaller."""
+ANY_PARQUET = 2**26
+"""Bytes that every Parquet file may hold: a small one often repeats one value."""
+ROW_OVERHEAD = 64
+"""Bytes that a row of a Parquet file counts for beside its values."""
+
 DataRow = dict[str, Any]
 """A row as it is in a file: its columns are the user's, with whatever is in them."""
-Located = tuple[str, DataRow]  # ("line 3", {...}): a row after where it stands in its file
+Located = tuple[str, int, DataRow]  # ("line", 3, {...}): a row after where it stands in its file
 
 
 def file_kind(path: Path) -> tuple[str, str] | None:
@@ -31,85 +50,263 @@ def file_kind(path: Path) -> tuple[str, str] | None:
     return (kind, packing) if kind in KINDS else None
 
 
-def read_file(path: Path, limit: int | None) -> list[Located]:
+def read_file(path: Path, limit: int | None, max_row_mb: float = MAX_ROW_MB) -> Iterator[Located]:
+    """The rows of a file. max_row_mb: the longest row."""
     if not path.exists():
         raise UserError(f"there is no file or folder '{path}'.")
     if (kind := file_kind(path)) is None:
         raise UserError(f"cannot read '{path}': data files end in {ENDINGS}.")
+    if not path.is_file():
+        raise UserError(f"cannot read '{path}': it is no regular file.")
+    if not 0 < max_row_mb <= 2000:
+        raise UserError(f"max_row_mb={max_row_mb} must be above 0 and at most 2000")
     try:
-        with _unpack(path, kind[1]) as stream:
-            return list(islice(_READERS[kind[0]](stream, path), limit))
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as error:
+        with _open(path, kind[1]) as stream:
+            yield from islice(_READERS[kind[0]](stream, path, int(max_row_mb * 1e6)), limit)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"cannot read '{path}': {error}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read '{path}': it is not UTF-8 ({error}): save it as UTF-8.") from error
 
 
-def _unpack(path: Path, packing: str) -> IO[bytes]:
+def _open(path: Path, packing: str) -> IO[bytes]:
+    if not packing:
+        return open(path, "rb")
+    return io.BufferedReader(_Unpacked(path, packing), 2**16)
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a packed file; an error once it swells as no text does (a decompression bomb)."""
+
+    def __init__(self, path: Path, packing: str):
+        self.path, self.packed = path, _Slices(path)
+        self.content = _unpack(self.packed, packing)
+        self.read_before, self.since = 0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.content.read(len(buffer))
+        buffer[: len(data)] = data
+        self.since += len(data)
+        if self.since >= WINDOW:
+            if (self.packed.read_so_far - self.read_before) * MOST_EXPANSION < self.since:
+                raise _bomb(self.path)
+            self.read_before, self.since = self.packed.read_so_far, 0
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.content.close()
+            self.packed.close()
+        super().close()
+
+
+class _Slices(io.RawIOBase):
+    """A file that gives little at a time, and counts."""
+
+    def __init__(self, path: Path):
+        self.file = open(path, "rb")  # noqa: SIM115
+        self.read_so_far = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        number = self.file.readinto(memoryview(buffer)[:SLICE])
+        self.read_so_far += number
+        return number
+
+    def close(self) -> None:
+        if not self.closed:
+            self.file.close()
+        super().close()
+
+
+def _unpack(packed: Any, packing: str) -> Any:
     if packing == ".zst":
         import pyarrow as pa  # reads zstandard, which the standard library of Python 3.11 does not
 
-        return cast(IO[bytes], io.BufferedReader(pa.input_stream(str(path), compression="zstd")))
-    openers: dict[str, Callable[[Path, str], object]] = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    return cast(IO[bytes], openers[packing](path, "rb"))
+        return pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd")
+    if packing == ".gz":
+        return gzip.GzipFile(fileobj=packed)
+    return bz2.BZ2File(packed) if packing == ".bz2" else lzma.LZMAFile(packed)
 
 
-def _read_json_lines(stream: Iterable[bytes], path: Path) -> Iterator[Located]:
-    for number, line in enumerate(stream, start=1):
+def _bomb(path: Path) -> UserError:
+    return UserError(
+        f"cannot read '{path}': its content is more than {MOST_EXPANSION} times larger than the file, as in a "
+        "decompression bomb. If you trust it, unpack it and give the unpacked file (of Parquet: write it as .jsonl)."
+    )
+
+
+def _too_long(path: Path, where: str, longest: int) -> UserError:
+    return UserError(
+        f"{path}, {where}: longer than {longest / 1e6:g} MB, the limit of a row: raise it with --max_row_mb, or check "
+        "the file."
+    )
+
+
+def _read_json_lines(stream: IO[bytes], path: Path, longest: int) -> Iterator[Located]:
+    for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
+        if len(line) > longest:
+            raise _too_long(path, f"line {number}", longest)
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            row = json.loads(text) if text else {}
+            row = parse_json(text) if text else {}
         except ValueError as error:  # JSON that is malformed, or bytes that are no UTF-8
             raise UserError(f"{path}, line {number}: not valid JSON (one object per line): {error}.") from error
         if text:
-            yield f"line {number}", row
+            yield "line", number, row
 
 
-def _read_json(stream: IO[bytes], path: Path) -> Iterator[Located]:
-    """A .json file: one array of objects, one object, or JSON lines."""
-    content = stream.read()
-    text = content.decode("utf-8-sig")
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        if text.lstrip().startswith("["):
-            raise UserError(f"{path}, line {error.lineno}: not valid JSON: {error}.") from error
-        yield from _read_json_lines(io.BytesIO(content), path)
-        return
-    rows = rows if isinstance(rows, list) else [rows]
-    yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+def _read_json(stream: IO[bytes], path: Path, longest: int) -> Iterator[Located]:
+    """A .json file: one array of objects, one object, or objects one after the other."""
+    values = _Values(io.TextIOWrapper(stream, "utf-8-sig"), path, longest)
+    is_array = values.next() == "["
+    values.skip(is_array)
+    number = 0
+    while values.next() != ("]" if is_array else ""):
+        if is_array and number:
+            if values.next() != ",":
+                raise values.malformed("Expecting ',' delimiter")
+            values.skip()
+        number += 1
+        yield "row", number, values.take(number)
+    values.skip(is_array)
+    if values.next():
+        raise values.malformed("Extra data")
 
 
-def _read_table(stream: IO[bytes], path: Path, delimiter: str) -> Iterator[Located]:
+class _Values:
+    """JSON values of a stream, one by one."""
+
+    def __init__(self, text: IO[str], path: Path, longest: int):
+        self.text, self.path, self.longest = text, path, longest
+        self.part, self.at, self.ended = "", 0, False
+        self.lines = 1
+        """The line that `part` begins with."""
+
+    def next(self) -> str:
+        """The next character that is no space; nothing at the end."""
+        while True:
+            while self.at < len(self.part):
+                if not self.part[self.at].isspace():
+                    return self.part[self.at]
+                self.at += 1
+            if self.ended:
+                return ""
+            self._read_on()
+
+    def skip(self, characters: int = 1) -> None:
+        self.at += characters
+
+    def take(self, number: int) -> Any:
+        """The value that is next, that of row `number`."""
+        self.next()
+        while True:
+            try:
+                value, end = JSON.raw_decode(self.part, self.at)
+                if end < len(self.part) or self.ended:  # else a number may go on
+                    check_escapes(self.part[self.at : end])
+                    self.at = end
+                    return value
+            except json.JSONDecodeError as error:
+                inside = error.pos < len(self.part) - 16 and not error.msg.startswith("Unterminated string")
+                if inside or self.ended:
+                    self.at = error.pos
+                    raise self.malformed(error.msg) from error
+            except (ValueError, RecursionError) as error:
+                deep = f"it is nested more than {DEEPEST} levels deep"
+                raise self.malformed(deep if isinstance(error, RecursionError) else in_words(error)) from error
+            if len(self.part) - self.at > self.longest:
+                raise _too_long(self.path, f"row {number}", self.longest)
+            self._read_on()
+
+    def malformed(self, message: str) -> UserError:
+        line = self.lines + self.part.count("\n", 0, self.at)
+        return UserError(f"{self.path}, line {line}: not valid JSON: {message}.")
+
+    def _read_on(self) -> None:
+        """Read as much again as there is of a value, so that long ones are not decoded often."""
+        self.lines += self.part.count("\n", 0, self.at)
+        self.part, self.at = self.part[self.at :], 0
+        more = self.text.read(max(2**16, len(self.part)))
+        self.part, self.ended = self.part + more, not more
+
+
+def _read_table(stream: IO[bytes], path: Path, longest: int, delimiter: str) -> Iterator[Located]:
     """A .csv or .tsv file with a header. Every cell stays text."""
-    csv.field_size_limit(2**31 - 1)  # for the whole process: the default of 131,072 characters is a short document
-    reader = csv.reader(io.TextIOWrapper(stream, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    csv.field_size_limit(longest)  # for the whole process: the default of 131,072 characters is a short document
+    reader = csv.reader(_table_lines(stream, path, longest), delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
+        if len(header) > MOST_COLUMNS:
+            raise UserError(f"{path}, line 1: {len(header):,} columns, but {MOST_COLUMNS:,} are the most.")
         if len(set(header)) < len(header):
             raise UserError(f"{path}, line 1: a column name occurs twice: {', '.join(header)}.")
         for cells in filter(None, reader):  # a blank line is no row
             if len(cells) != len(header):
                 raise UserError(f"{path}, line {reader.line_num}: {len(cells)} cells, but {len(header)} columns.")
-            yield f"line {reader.line_num}", dict(zip(header, cells))
+            yield "line", reader.line_num, dict(zip(header, cells))
     except csv.Error as error:
+        if "field limit" in str(error):
+            raise _too_long(path, f"line {reader.line_num}", longest) from error
         raise UserError(f"{path}, line {reader.line_num}: not a valid table: {error}.") from error
 
 
-def _read_parquet(stream: IO[bytes], path: Path) -> Iterator[Located]:
+def _table_lines(stream: IO[bytes], path: Path, longest: int) -> Iterator[str]:
+    text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+    for number, line in enumerate(iter(lambda: text.readline(longest + 1), ""), start=1):
+        if len(line) > longest:
+            raise _too_long(path, f"line {number}", longest)
+        yield line
+
+
+def _read_parquet(stream: IO[bytes], path: Path, longest: int) -> Iterator[Located]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        batches = pq.ParquetFile(pa.BufferReader(stream.read())).iter_batches()
-        rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, start=1))
-    except pa.ArrowException as error:
-        raise UserError(f"cannot read '{path}' as Parquet: {error}.") from error
+        packed = path.suffix.lower() in PACKINGS
+        file = pq.ParquetFile(pa.BufferReader(stream.read()) if packed else path)
+        _check_parquet(file, path)
+        most = max(ANY_PARQUET, MOST_EXPANSION * path.stat().st_size)
+        size = number = 0
+        for batch in file.iter_batches(batch_size=100):
+            columns = [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in batch.columns]
+            own = sum(column.nbytes for column in columns)
+            size += own + ROW_OVERHEAD * len(batch)
+            if size > most:
+                raise _bomb(path)
+            if own > longest * len(batch):
+                raise _too_long(path, f"row {number + 1} and those after it", longest)
+            for row in batch.to_pylist():
+                number += 1
+                yield "row", number, row
+    except (pa.ArrowException, OSError, OverflowError) as error:  # a date beyond Python's last
+        raise UserError(f"cannot read '{path}' as Parquet: {' '.join(str(error).split())}.") from error
 
 
-_READERS: dict[str, Callable[[IO[bytes], Path], Iterator[Located]]] = {
+def _check_parquet(file: Any, path: Path) -> None:
+    """Before anything is unpacked: column names, and sizes as the file states them."""
+    names, about = file.schema_arrow.names, file.metadata
+    if len(names) > MOST_COLUMNS:
+        raise UserError(f"'{path}': {len(names):,} columns, but {MOST_COLUMNS:,} are the most.")
+    if len(set(names)) < len(names):
+        raise UserError(f"'{path}': a column name occurs twice: {', '.join(names)}.")
+    groups = (about.row_group(n) for n in range(about.num_row_groups))
+    for column in (group.column(n) for group in groups for n in range(group.num_columns)):
+        unpacked = column.total_uncompressed_size
+        if unpacked > ANY_PARQUET // 8 and unpacked > MOST_EXPANSION * column.total_compressed_size:
+            raise _bomb(path)
+
+
+_READERS: dict[str, Callable[[IO[bytes], Path, int], Iterator[Located]]] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json,
-    ".csv": lambda stream, path: _read_table(stream, path, ","),
-    ".tsv": lambda stream, path: _read_table(stream, path, "\t"),
+    ".csv": lambda stream, path, longest: _read_table(stream, path, longest, ","),
+    ".tsv": lambda stream, path, longest: _read_table(stream, path, longest, "\t"),
     ".parquet": _read_parquet,
 }

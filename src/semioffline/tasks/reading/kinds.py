@@ -1,10 +1,9 @@
 """Kinds of model, as far as they want their prompts in different forms."""
 
-import json
 from functools import cache
 from pathlib import Path
 
-from semioffline.errors import UserError
+from semioffline.untrusted import loading, parse_json
 
 KINDS = ("t5", "encoder_decoder", "decoder_only")
 """t5 models are trained with a few words in front that name the job; other encoder-decoder models (BART, Pegasus) read
@@ -18,12 +17,10 @@ def model_kind(name: str) -> str:
     from transformers import AutoConfig
 
     adapter = Path(name) / "adapter_config.json"
-    if adapter.is_file():
-        return model_kind(json.loads(adapter.read_text())["base_model_name_or_path"])
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the model '{name}': {str(error).strip().splitlines()[0]}") from error
+    with loading(f"the model '{name}'"):
+        if adapter.is_file():
+            name = str(parse_json(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if config.model_type in _T5:
         return "t5"
     return "encoder_decoder" if config.is_encoder_decoder else "decoder_only"

@@ -1,14 +1,16 @@
 """Where rows are: files, folders with one file for each split, the Hugging Face Hub, or memory."""
 
 import re
-from bisect import bisect_left
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, cast
 
 from semioffline.errors import UserError
-from semioffline.tasks.reading.formats import ENDINGS, DataRow, file_kind, read_file
+from semioffline.tasks.reading.formats import ENDINGS, MAX_ROW_MB, MOST_COLUMNS, DataRow, file_kind, read_file
+from semioffline.untrusted import DEEPEST
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -20,7 +22,9 @@ read, and scripts are not run."""
 Place = Callable[[int], str]  # from a row's index to the words that say where the user finds it
 
 
-def open_rows(source: Any, split: str | None, limit: int | None = None) -> "tuple[Dataset, Place]":
+def open_rows(
+    source: Any, split: str | None, limit: int | None = None, max_row_mb: float = MAX_ROW_MB
+) -> "tuple[Dataset, Place]":
     """The rows as they are stored, and for each the words that say where it stands."""
     from datasets import Dataset
 
@@ -31,16 +35,27 @@ def open_rows(source: Any, split: str | None, limit: int | None = None) -> "tupl
     else:
         files = _find_files(source, split)
         if files is not None:
-            return _load_files(files, limit)
+            return _load_files(files, limit, max_row_mb)
         dataset, name = _load_hub(source, split), source
     if limit is not None and limit < len(dataset):
         dataset = dataset.select(range(limit))
     return dataset, lambda index: f"{name}, index {index}"
 
 
+def as_path(where: str | Path) -> Path:
+    """The path that a user has given; an error where it cannot be one."""
+    try:
+        path = Path(where).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, ~ of nobody, a NUL
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot look for {short(str(where))}: {reason}") from error
+    return path
+
+
 def has_split(where: str | Path, split: str) -> bool:
     """Whether there is such a split: a folder may lack one, a file is the train split, a hub dataset is not asked."""
-    path = Path(where).expanduser()
+    path = as_path(where)
     if path.is_dir():
         stems = _stems(path)
         return any(_choose_files(stems, prefix) for prefix in _prefixes(split))
@@ -50,13 +65,13 @@ def has_split(where: str | Path, split: str) -> bool:
 def _find_files(source: Any, split: str | None) -> list[Path] | None:
     """The files meant by a path, a folder or a list; None for what must be a name on the Hub."""
     if isinstance(source, str | Path):
-        path, text = Path(source).expanduser(), str(source)
+        path, text = as_path(source), str(source)
         written_as_path = isinstance(source, Path) or text.startswith(("/", "./", "../", "~")) or text.endswith("/")
         if path.is_dir():
             return _split_files(path, split)
         return [path] if written_as_path or file_kind(path) or path.exists() else None
     if isinstance(source, Sequence) and source and all(isinstance(item, str | Path) for item in source):
-        return [Path(item).expanduser() for item in source]
+        return [as_path(item) for item in source]
     raise UserError(f"rows come from a file, some files, a folder, a dataset name or a Dataset, not {short(source)}.")
 
 
@@ -83,7 +98,10 @@ def _prefixes(split: str) -> tuple[str, ...]:
 
 def _stems(folder: Path) -> dict[Path, str]:
     """The data files of a folder, each with its name without the endings."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    try:
+        files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    except OSError as error:
+        raise UserError(f"cannot look into the folder '{folder}': {error.strerror}") from error
     return {path: path.name.lower().removesuffix("".join(kind)) for path in files if (kind := file_kind(path))}
 
 
@@ -116,30 +134,69 @@ def _load_hub(source: str, split: str | None) -> "Dataset":
         raise UserError(f"'{source}' is no file or folder here, nor a dataset that can be loaded: {reason}") from error
 
 
-def _load_files(files: Sequence[Path], limit: int | None) -> "tuple[Dataset, Place]":
+def _load_files(files: Sequence[Path], limit: int | None, max_row_mb: float) -> "tuple[Dataset, Place]":
     import pyarrow as pa
     from datasets import Dataset
 
     rows: list[DataRow] = []
-    places: list[tuple[Path, str]] = []
+    words: list[str] = []
+    numbers, starts = array("q"), []
+    columns = _Columns()
     for path in files:
-        left = None if limit is None else limit - len(rows)
-        if left == 0:
+        if limit is not None and len(rows) >= limit:
             break
-        for where, row in read_file(path, left):
-            if not isinstance(row, dict):
-                raise UserError(f"{path}, {where}: expected an object with columns, got {short(row)}.")
+        starts.append(len(rows))
+        for word, number, row in read_file(path, None if limit is None else limit - len(rows), max_row_mb):
+            try:
+                columns.add(row)
+            except ValueError as error:
+                raise UserError(f"{path}, {word} {number}: {error}.") from error
             rows.append(row)
-            places.append((path, where))
-        if not places or places[-1][0] != path:
+            words.append(word)
+            numbers.append(number)
+        if len(rows) == starts[-1]:
             raise UserError(f"'{path}' is empty: it has no rows.")
 
     def place(index: int) -> str:
-        path, where = places[index]
-        return f"{path}, {where}"
+        return f"{files[bisect_right(starts, index) - 1]}, {words[index]} {numbers[index]}"
 
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Dataset(pa.table({name: _to_arrow(name, [row.get(name) for row in rows], place) for name in names})), place
+    return Dataset(
+        pa.table({name: _to_arrow(name, [row.get(name) for row in rows], place) for name in columns.tree})
+    ), place
+
+
+class _Columns:
+    """The names of all columns and of what is inside them. A file with names of its own in each row would need memory
+    by the square of its size."""
+
+    def __init__(self) -> None:
+        self.tree: dict[str, Any] = {}
+        self.number = 0
+
+    def add(self, row: Any) -> None:
+        """Raises ValueError for what cannot be a row."""
+        if not isinstance(row, dict):
+            raise ValueError(f"expected an object with columns, got {short(row)}")
+        self._add(self.tree, row, 1)
+
+    def _add(self, tree: dict[str, Any], value: dict[str, Any] | list[Any], depth: int) -> None:
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+        if isinstance(value, list):
+            for part in value:
+                if isinstance(part, dict | list):
+                    self._add(tree, part, depth + 1)
+            return
+        for name, part in value.items():
+            if name not in tree:
+                if "\0" in name:
+                    raise ValueError(f"the name {short(name)} of a column or field has a NUL in it")
+                tree[name] = {}
+                self.number += 1
+                if self.number > MOST_COLUMNS:
+                    raise ValueError(f"there are more than {MOST_COLUMNS:,} names of columns and fields")
+            if isinstance(part, dict | list):
+                self._add(tree[name], part, depth + 1)
 
 
 def _to_arrow(name: str, values: list[Any], place: Place) -> Any:
@@ -152,7 +209,11 @@ def _to_arrow(name: str, values: list[Any], place: Place) -> Any:
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             return error
 
-    if not isinstance(array := convert(len(values)), Exception):
-        return array
+    if not isinstance(column := convert(len(values)), Exception):
+        return column
     index = bisect_left(range(1, len(values)), True, key=lambda count: isinstance(convert(count), Exception))
-    raise UserError(f"{place(index)}: column '{name}' does not fit the rows before it: {convert(index + 1)}.")
+    error = convert(index + 1)
+    if isinstance(error, OverflowError):
+        raise UserError(f"{place(index)}: column '{name}' has a number that does not fit into 64 bits.")
+    others = "does not fit the rows before it" if index else "cannot be stored"
+    raise UserError(f"{place(index)}: column '{name}' {others}: {' '.join(str(error).split())}.")

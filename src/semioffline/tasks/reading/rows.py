@@ -5,6 +5,7 @@ Whatever is wrong with a file is told with its name and line: rows are never dro
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
 from string import Formatter
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from semioffline.errors import UserError, unknown
-from semioffline.tasks.reading.formats import DataRow
+from semioffline.tasks.reading.formats import MAX_ROW_MB, DataRow
 from semioffline.tasks.reading.messages import is_blank, text_problem
 from semioffline.tasks.reading.places import Place, open_rows
 
@@ -28,6 +29,7 @@ def load_rows(
     limit: int | None = None,
     require: Sequence[str] = ("prompt", "completion"),
     allow_empty: bool = False,
+    max_row_mb: float = MAX_ROW_MB,
 ) -> "Dataset":
     """Load rows, name their columns as we do, and check them.
 
@@ -39,8 +41,9 @@ def load_rows(
     prompt_template: e.g. `"Dialogue:\\n{prompt}\\nSummary:"`; a field is any column, after renaming.
     limit: only the first rows. require: columns that must exist.
     allow_empty: let prompts and completions be missing in some rows (None stays None) or empty.
+    max_row_mb: the longest row of a file, in MB.
     """
-    dataset, place = open_rows(source, split, limit)
+    dataset, place = open_rows(source, split, limit, max_row_mb)
     dataset = rename(dataset, columns or {})
     if prompt_template is not None:
         dataset = fill_template(dataset, prompt_template, place, allow_empty)
@@ -56,7 +59,7 @@ def check_rows(
             known = ", ".join(dataset.column_names)
             raise UserError(f"no column '{name}'. Columns: {known}. Map one of them with columns {name}=THEIR_NAME.")
     texts = [name for name in TEXTS if name in require]
-    checked = [*texts, *(name for name in _LISTS if name in dataset.column_names)]
+    checked = [*texts, *(name for name in LISTS if name in dataset.column_names)]
     for index, row in enumerate(iterate(dataset, checked)):
         if problem := (not allow_empty and missing(row, texts)) or _wrong_type(row, texts):
             raise UserError(f"{place(index)}: {problem}")
@@ -178,7 +181,7 @@ def fill_template(dataset: "Dataset", template: str, place: Place, allow_empty: 
 
 
 TEXTS = ("prompt", "completion")
-_LISTS: dict[str, tuple[type, ...]] = {"references": (str,), "candidates": (str,), "candidate_rewards": (float, int)}
+LISTS: dict[str, tuple[type, ...]] = {"references": (str,), "candidates": (str,), "candidate_rewards": (float, int)}
 
 
 def missing(row: DataRow, names: Sequence[str]) -> str | None:
@@ -192,7 +195,12 @@ def _wrong_type(row: DataRow, texts: Sequence[str]) -> str | None:
     for name in texts:
         if row[name] is not None and (problem := text_problem(name, row[name])):
             return problem
-    for name, kinds in _LISTS.items():
+    return lists_problem(row)
+
+
+def lists_problem(row: DataRow) -> str | None:
+    """What is wrong with the columns that are lists; each may be missing. None when nothing is."""
+    for name, kinds in LISTS.items():
         values = row.get(name)
         fits = isinstance(values, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
         if values is not None and not fits:
@@ -200,4 +208,6 @@ def _wrong_type(row: DataRow, texts: Sequence[str]) -> str | None:
     rewards, count = row.get("candidate_rewards"), len(row.get("candidates") or [])
     if rewards is not None and len(rewards) != count:
         return f"{count} candidates but {len(rewards)} candidate_rewards: there must be one for each."
+    if rewards is not None and not all(map(isfinite, rewards)):
+        return f"candidate_rewards must be finite numbers, got {short(rewards)}."
     return None
