@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 
 from semioffline.algorithm.randomness import Randomness
-from semioffline.data.examples import Collator, Examples, LikeLengths, check_columns, pick_static
+from semioffline.data.examples import Collator, Examples, LikeLengths, as_dataset, check_columns, pick_static
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method
 from semioffline.policy.policy import Policy
@@ -171,11 +171,44 @@ def test_an_empty_prompt_still_gives_a_decoder_only_model_a_place_to_start(causa
         ({"prompt": ["a", "b"], "completion": ["c", " \n"]}, r"row 1: completion is ' \\n'.*not empty"),
         ({"prompt": ["a", None], "completion": ["c", "d"]}, "row 1: the prompt must be text, got None"),
         ({"prompt": ["a"], "completion": [3]}, "row 0: the completion must be text, got 3"),
+        ({"prompt": ["a"], "completion": ["b"], "prompts": [1]}, "rename the column 'prompts'"),
+        ({"prompt": ["a"], "completion": ["b"], "candidates": ["c"]}, "row 0: candidates must be a list of texts"),
+        ({"prompt": ["a"], "completion": ["b"], "candidates": [[1]]}, "row 0: candidates must be a list of texts"),
+        ({"prompt": ["a"], "completion": ["b"], "references": [[None]]}, "row 0: references must be a list of texts"),
+        (
+            {"prompt": ["a"], "completion": ["b"], "candidates": [["c"]], "candidate_rewards": [[float("inf")]]},
+            "row 0: candidate_rewards must be finite",
+        ),
     ],
 )
 def test_bad_rows_are_refused_in_front(columns, says):
     with pytest.raises(UserError, match=says):
         check_columns(Dataset.from_dict(columns))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[{"prompt": "a"}, {"prompt": 1}], [1], [{"prompt": 10**400}], [{"prompt": "\ud800"}], [{"x": [1]}, {"x": "a"}]],
+)
+def test_a_list_of_rows_that_is_no_table_is_refused_in_one_line(rows):
+    with pytest.raises(UserError, match="the list of rows is no table: ") as refused:
+        as_dataset(rows)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_by_row(policy, tiny_tokenizer):
+    """Tokens may be added to a tokenizer later, and the model may belong to another."""
+    known = policy.tokenizer
+    policy.tokenizer = tiny_tokenizer("bart")
+    policy.tokenizer.add_tokens(["newword"])
+    size = policy.base.get_input_embeddings().weight.shape[0]
+    policy.tokenizer.add_tokens([f"new{n}" for n in range(size - len(policy.tokenizer) + 1)])
+    last = policy.tokenizer.convert_ids_to_tokens(size)
+    try:
+        with pytest.raises(UserError, match=f"row 1: .*token id {size}, but the model knows {size}"):
+            make(policy, {"prompt": ["name", last], "completion": ["try", "try"]})
+    finally:
+        policy.tokenizer = known
 
 
 def test_an_empty_prompt_is_allowed():

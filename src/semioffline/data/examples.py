@@ -17,10 +17,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Text
-from semioffline.errors import UserError, unknown
+from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
 from semioffline.tasks.reading.messages import is_blank, text_problem
+from semioffline.tasks.reading.rows import LISTS, lists_problem
 
 logger = logging.getLogger(__name__)
 STATIC_TARGETS = ("ground_truth", "worst", "best", "random")
@@ -128,6 +129,7 @@ class Examples(torch.utils.data.Dataset):
             chosen = _choose(rows, i, start + i, static)
             candidates = policy.tokens.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
             self.truncation.add(candidates=candidates)
+            _check_ids([source, target, *candidates], start + i, policy)
             columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
             references = rows.get("references", [None] * len(prompts))[i] or completions[i]
             references = [references] if isinstance(references, str) else list(references)
@@ -137,6 +139,7 @@ class Examples(torch.utils.data.Dataset):
             encoded = policy.tokens.encode_targets(
                 [text for _, text in ranked], [prompts[i]] * len(ranked), max_completion
             )
+            _check_ids(encoded, start + i, policy)
             examples.append(
                 Example(
                     start + i,
@@ -162,7 +165,10 @@ def as_dataset(rows: Any) -> Any:
     if isinstance(rows, list):
         from datasets import Dataset
 
-        return Dataset.from_list(rows)
+        with told_in_one_line(
+            ValueError, TypeError, AttributeError, OverflowError, before="the list of rows is no table: "
+        ):
+            return Dataset.from_list(rows)
     if not hasattr(rows, "column_names") or not hasattr(rows, "__len__"):
         kind = type(rows).__name__
         raise UserError(f"a dataset must be a datasets.Dataset, a list of rows, or a dict of these, not {kind}")
@@ -177,6 +183,9 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
                 f"the data has no column '{name}' (it has: {', '.join(names)}): rename one, for instance "
                 f"--columns {name}={names[0] if names else 'THEIRS'}"
             )
+    for name in names:
+        if name in ("prompts", "completions", "completion_ids"):
+            raise UserError(f"rename the column '{name}': rewards get something else by that name")
     if len(dataset) == 0:
         raise UserError("the dataset is empty: there is nothing to train on or evaluate")
     if static_target not in STATIC_TARGETS:
@@ -187,6 +196,11 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
                 raise UserError(f"row {row}: {problem}")
             if name == "completion" and is_blank(text):
                 raise UserError(f"row {row}: completion is {text!r}, but it must be a text that is not empty")
+    lists = [name for name in LISTS if name in names]
+    for row, values in enumerate(zip(*(dataset[name] for name in lists), strict=True)) if lists else ():
+        one_text = {"references": [values[0]]} if lists[0] == "references" and isinstance(values[0], str) else {}
+        if problem := lists_problem(dict(zip(lists, values, strict=True)) | one_text):
+            raise UserError(f"row {row}: {problem}")
     both = ["candidates", "candidate_rewards"]
     needed = both if with_candidates else {"ground_truth": [], "random": both[:1]}.get(static_target, both)
     for name in needed:
@@ -194,6 +208,15 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
             who = "the method" if with_candidates else f"static_target={static_target}"
             instead = "" if with_candidates else ", or use static_target=ground_truth"
             raise UserError(f"{who} needs the column '{name}': make it with `semioffline candidates`{instead}")
+
+
+def _check_ids(texts: list[Encoded], row: int, policy: Policy) -> None:
+    size, highest = policy.base.get_input_embeddings().weight.shape[0], max(max(e.ids, default=0) for e in texts)
+    if highest >= size:
+        raise UserError(
+            f"row {row}: the tokenizer makes the token id {highest}, but the model knows {size}: they do not belong "
+            "together"
+        )
 
 
 def _messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[str, list]:

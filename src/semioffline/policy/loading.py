@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -23,18 +22,19 @@ from transformers import (
 )
 
 from semioffline.errors import UserError
+from semioffline.untrusted import loading
 
 logger = logging.getLogger(__name__)
+LOCAL_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""Code that comes with a model is never run. Without it Transformers would ask in the terminal."""
 
 
 def load_model(name: str, tokenizer: PreTrainedTokenizerBase | None, dtype: Any) -> tuple[Any, PreTrainedTokenizerBase]:
     """A hub name or a folder: a full model, or an adapter saved by this library."""
-    try:
+    with loading(f"the model '{name}'"):
         if (Path(name) / "adapter_config.json").is_file():
             return _load_adapter(name, tokenizer, dtype)
-        return _load_base(name, dtype), tokenizer or AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"cannot load the model '{name}': {str(error).strip().splitlines()[0]}") from error
+        return _load_base(name, dtype), tokenizer or AutoTokenizer.from_pretrained(name, **LOCAL_CODE)
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -47,11 +47,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _load_base(name: str, dtype: Any) -> Any:
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, **LOCAL_CODE)
     if not config.is_encoder_decoder and getattr(config, "is_decoder", None) is False and _reads_both_ways(config):
         raise UserError(f"the model '{name}' ({config.model_type}) reads text in both directions: it cannot generate")
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model, found = auto.from_pretrained(name, dtype=dtype, output_loading_info=True)  # type: ignore[misc]
+    model, found = auto.from_pretrained(name, dtype=dtype, output_loading_info=True, **LOCAL_CODE)  # type: ignore[misc]
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -76,10 +76,15 @@ def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase, adapted: bool
     """The tokenizer's own mask token, or a new one whose embedding is that of a T5 sentinel or the mean embedding.
     adapted: the model gets an adapter, and peft, loading that, makes the table exactly as large as the tokenizer."""
     new = tokenizer.mask_token_id is None
+    rows_before = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocab_size > rows_before:  # without added tokens: some models have more of these than they know
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model knows {rows_before:,}: they do not "
+            "belong together"
+        )
     if new:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})
     mask_id = tokenizer.mask_token_id
-    rows_before = model.get_input_embeddings().weight.shape[0]
     if mask_id >= rows_before:
         _grow(model, len(tokenizer), multiple=64 if rows_before % 64 == 0 and not adapted else 1)
     if new:
@@ -152,7 +157,7 @@ def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any
     config = PeftConfig.from_pretrained(name)
     check_adapters([config])
     base_name = config.base_model_name_or_path
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, **LOCAL_CODE)
     base = _load_base(base_name, dtype)
     add_mask_token(base, tokenizer, adapted=True)
     return PeftModel.from_pretrained(base, name, is_trainable=True), tokenizer

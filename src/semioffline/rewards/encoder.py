@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from semioffline.errors import UserError, unknown
 from semioffline.rewards.contract import BaseReward, Options, parse_options, positive
+from semioffline.untrusted import loading
 
 DTYPES = ("float32", "bfloat16", "float16")
 LOAD_OPTIONS: Options = {"device": str, "dtype": str, "batch_size": positive, "max_length": positive}
@@ -57,12 +58,11 @@ def load_model(kind: str, name: str, dtype: str = "float32", tokenizer: Any = No
 
     if dtype not in DTYPES:
         raise unknown(f"dtype of the reward model '{name}'", dtype, DTYPES)
-    try:
+    with loading(f"the reward model '{name}'"):
         load = getattr(transformers, kind).from_pretrained
-        model, found = load(name, dtype=getattr(torch, dtype), output_loading_info=True)
-        tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the reward model '{name}': {str(error).strip().splitlines()[0]}") from error
+        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "output_loading_info": True}
+        model, found = load(name, trust_remote_code=False, **options)
+        tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     missing = sorted(found["missing_keys"])
     if missing and kind != "AutoModel":  # which may lack a pooler that nobody asks
         raise UserError(f"the reward model '{name}' has no {missing[0]}: it was not trained to classify")
