@@ -19,7 +19,10 @@ import pytest
 import torch
 
 from semioffline.algorithm.tensors import Samples
+from semioffline.data.examples import Examples
 from semioffline.errors import UserError
+from semioffline.evaluation.metrics import measure
+from semioffline.policy.decoding import Decoding
 from semioffline.scoring.calls import RewardError
 from semioffline.scoring.pool import Part, Workers, cut, shared_pool, spare_workers
 from semioffline.scoring.reward_set import RewardSet
@@ -191,6 +194,62 @@ def test_an_exception_in_a_coroutine_is_reported_with_the_name_of_the_function()
 
     with pytest.raises(RewardError, match="'unreachable' raised TimeoutError: no answer"):
         RewardSet([later, unreachable])(COLUMNS)
+
+
+def spoil(completions, references, messages, prompts, completion_ids, **kwargs):
+    """Changes everything that it is given, down to the last list."""
+    references[0].append("more")
+    references[1][:] = []
+    messages[0][0]["content"] = "other"
+    completion_ids[0].clear()
+    prompts.sort(reverse=True)
+    completions[:] = ["gone"] * len(completions)
+    kwargs.clear()
+    return [0.0] * len(completions)
+
+
+def test_a_reward_that_changes_its_columns_changes_them_for_itself_alone():
+    seen = []
+
+    async def see(**columns):
+        seen.append(columns)
+        return [1.0] * len(columns["completions"])
+
+    def given():
+        return COLUMNS | {
+            "references": [["a"], ["b", "c"], []],
+            "messages": [[{"role": "user", "content": "hi"}]] * 3,
+            "score": [None, 1.5, "x"],
+        }
+
+    columns = given()
+    RewardSet([spoil, see, "length", spoil, see])(columns)
+    assert columns == given()
+    assert seen == [given(), given()]
+
+
+def test_a_metric_that_changes_the_references_does_not_change_the_others(policy, tiny_data):
+    examples = Examples(tiny_data, policy, 40, 40, progress=False)
+    texts = [example.columns["completion"] for example in examples.examples]
+    measured = [
+        measure(texts, examples, metrics, Decoding(), [[1]] * len(texts)).values["rouge1"]
+        for metrics in (["rouge1"], [forget, "rouge1"], ["rouge1"])
+    ]
+    assert measured[0] == measured[1] == measured[2]
+
+
+def forget(completions, references, **kwargs):
+    for texts in references:
+        texts[:] = ["nothing"]
+    return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "a\nb", "", ".", "x" * 101])
+def test_a_reward_s_name_can_be_the_name_of_a_file(name):
+    reward = Minus()
+    reward.name = name or " "
+    with pytest.raises(UserError, match=r"the reward .*choose another name"):
+        RewardSet(reward)
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 2.0, 3.0], []])

@@ -211,7 +211,10 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
 
 
 def _check_ids(texts: list[Encoded], row: int, policy: Policy) -> None:
-    size, highest = policy.base.get_input_embeddings().weight.shape[0], max(max(e.ids, default=0) for e in texts)
+    size, highest = (
+        policy.base.get_input_embeddings().weight.shape[0],
+        max((max(e.ids, default=0) for e in texts), default=0),
+    )
     if highest >= size:
         raise UserError(
             f"row {row}: the tokenizer makes the token id {highest}, but the model knows {size}: they do not belong "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import math
@@ -33,6 +34,23 @@ def repeat(columns: dict[str, list[Any]], counts: Sequence[int]) -> dict[str, li
         for name, values in columns.items()
         if name != "completion"
     }
+
+
+_PLAIN = {str, int, float, bool, type(None)}
+
+
+def own_copy(columns: dict[str, list]) -> dict[str, list]:
+    """Columns that a function may change: neither the others nor the data see it. Samples of one row share values."""
+    return {name: _own_values(values) for name, values in columns.items()}
+
+
+def _own_values(values: list[Any]) -> list[Any]:
+    if set(map(type, values)) <= _PLAIN:
+        return list(values)
+    distinct = {id(value): value for value in values}
+    flat = all(type(v) is list and (not v or type(v[0]) in _PLAIN) for v in distinct.values())  # lists have one type
+    copies = {key: value.copy() if flat else copy.deepcopy(value) for key, value in distinct.items()}
+    return [copies[id(value)] for value in values]
 
 
 def call(name: str, function: Reward, columns: dict[str, list], timeout: float | None = None) -> Any:

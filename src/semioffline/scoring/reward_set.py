@@ -14,8 +14,9 @@ from torch import Tensor
 from semioffline.errors import UserError
 from semioffline.rewards.contract import Reward
 from semioffline.rewards.registry import FAMILIES
-from semioffline.scoring.calls import call, call_once, check, raised
+from semioffline.scoring.calls import call, call_once, check, own_copy, raised
 from semioffline.scoring.named import find_reward, reward_names
+from semioffline.untrusted import check_name
 
 Values = list[float] | np.ndarray
 """Of one reward function, a number for each sample."""
@@ -41,6 +42,7 @@ class RewardSet:
         self.built_in: dict[str, str] = {}
         """Those that any process can make again from a name: functions of the row and the text, without a device."""
         for source, (name, function) in zip(given, loaded, strict=True):
+            check_name("reward", str(name))  # of columns in tables, keys in logs, and files of loggers
             unique = name if name not in self.functions else f"{name}_{len(self.functions)}"
             self.functions[unique] = function
             if _is_built_in(source, function):
@@ -84,7 +86,7 @@ class RewardSet:
             if rows is not None and name in self.built_in:
                 results[name] = call_once(name, function, columns, rows, self.timeout)
                 continue
-            out = call(name, function, columns, self.timeout)
+            out = call(name, function, own_copy(columns), self.timeout)
             if inspect.isawaitable(out):
                 waiting[name] = out
             else:
