@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,15 @@ from typing import Any
 import pytest
 import yaml
 from toy import build_rows, build_tokenizer, save_model
+from transformers import BartConfig, BartForConditionalGeneration
 
 from semioffline.cli import main
 
 ROWS = build_rows(6).to_list()
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join([f'*{chr(97 + n)}'] * 9)}]\n" for n in range(9)
+)
+"""3 * 10 ** 9 values in half a kilobyte."""
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -330,6 +336,184 @@ def test_output_folder_that_is_a_file(train: Train, refused, tmp_path: Path) -> 
 def test_recipes(recipe: str, parts: list[str], inputs: Path, train: Train, refused, tmp_path: Path) -> None:
     refused(train("semi_offline", "--config", str(inputs / recipe)), *parts)
     assert is_free(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "parts"),
+    [
+        (LAUGHS, ["not YAML that holds settings", "aliases"]),
+        ("mask_rate: 0.4\nmask_rate: 0.5\n", ["'mask_rate' occurs twice", "line 2"]),
+        ("a: &a [*a]\n", ["alias"]),
+        ("seed: " + "9" * 400, ["63 are the most"]),
+        ("task: 2001-01-01", ["datetime.date(2001, 1, 1)", "in quotes"]),
+        ("reward: !!python/name:os.system", ["could not determine a constructor"]),
+        ('output_dir: "a\\0b"', ["no setting takes"]),
+        ("# " + "x" * 200_000, ["larger than 100 kB"]),
+        ("prompt_template: '-- {prompt!r}'", ["prompt_template", "without a format or conversion"]),
+        ("max_row_mb: -1", ["max_row_mb=-1.0"]),
+        ("max_row_mb: .nan", ["max_row_mb=nan"]),
+        ("max_row_mb: 1.0e-4", ["good.jsonl, line 1", "--max_row_mb"]),
+    ],
+)
+def test_hostile_recipes(recipe: str, parts: list[str], train: Train, refused, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    refused(train("semi_offline", "--config", str(tmp_path / "recipe.yaml")), *parts)
+    assert is_free(tmp_path / "run")
+
+
+CODE = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\ndef score(completions, **kwargs):\n"
+CODE += "    return [float(len(text)) for text in completions]\n"
+
+
+def test_a_recipe_s_python_file_is_in_its_folder_and_announced(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the folder where the command is started."""
+    for folder in ("theirs", "mine"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_reward.py").write_text(CODE)
+    (tmp_path / "theirs" / "recipe.yaml").write_text("reward: [rouge1, 'own_reward.py:score']\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert main(train("semi_offline", "--config", "../theirs/recipe.yaml", reward=None)) == 0
+    told = capsys.readouterr().err.splitlines()[0]
+    assert told == f"semioffline: the recipe runs Python code: 'score' of '{tmp_path}/theirs/own_reward.py'"
+    assert (tmp_path / "theirs" / "own_reward.ran").exists()
+    assert not (tmp_path / "mine" / "own_reward.ran").exists()
+
+
+def test_what_a_recipe_runs_is_announced_before_it_runs(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "exits.py").write_text("raise ValueError('was run')\n")
+    (tmp_path / "recipe.yaml").write_text("reward: exits.py:score\n")
+    assert main(train("semi_offline", "--config", str(tmp_path / "recipe.yaml"), reward=None)) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "runs Python code: 'score' of" in first
+    assert "was run" in second
+
+
+def test_code_that_the_command_line_names_is_not_announced(inputs: Path, train: Train, tmp_path: Path, refused) -> None:
+    """Nor that of a recipe which the command line replaces."""
+    (tmp_path / "recipe.yaml").write_text("reward: exits.py:score\n")
+    refused(
+        train("semi_offline", "--config", str(tmp_path / "recipe.yaml"), reward="rouge2 nowhere.py:f"), "nowhere.py"
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ("settings: {mft: {eval_metrics: [own.py:score]}}", "'score' of '{}/own.py'"),
+        ('settings: \'{"mft": {"eval_metrics": ["own.py:score"]}}\'', "'score' of '{}/own.py'"),
+        ("eval_metrics: [rouge1, 'length_penalty:1-5', 'os:system']", "'system' of 'the module os'"),
+        ("reward: /tmp/own.py:score", "'score' of '/tmp/own.py'"),
+    ],
+)
+def test_code_is_found_wherever_a_recipe_names_it(
+    recipe: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    assert main(["compare", "--config", str(tmp_path / "recipe.yaml"), "--methods", "mft", "--jobs", "0"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("Python code: ")[2] for line in lines[:-1]] == [told.format(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("label", "part"),
+    [
+        ("mft@/../../x", "none of /"),
+        ("mft@a\\b", "none of /"),
+        ("mft@" + "x" * 300, "304 characters, but 100"),
+        ("mft@" + "漢" * 90, "274 bytes"),
+        ("mft@a\x1b[31m", "printable"),
+        ("mft@..", "dot"),
+        ("mft@", "METHOD@LABEL"),
+        ("mft@a@b", "METHOD@LABEL"),
+        ("../mft", "unknown method"),
+        ("", "unknown method"),
+    ],
+)
+def test_labels_that_cannot_be_folders(label: str, part: str, inputs: Path, refused, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"methods": [label], "reward": "rouge1"}))
+    given = ["--model", inputs / "model", "--train_file", inputs / "good.jsonl", "--output_dir", tmp_path / "run"]
+    refused(["compare", "--config", str(tmp_path / "recipe.yaml"), "--device", "cpu", *map(str, given)], part)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ('{"mft": {}, "mft": {}}', "'mft' occurs twice"),
+        ("[" * 100_000, "nested"),
+        ('{"mft": {"seeds": [1' + "0" * 400 + "]}}", "63 are the most"),
+    ],
+)
+def test_hostile_settings_of_a_comparison(settings: str, part: str, refused) -> None:
+    refused(["compare", "--methods", "mft", "--settings", settings], "--settings is not JSON", part)
+
+
+def test_a_label_of_another_comparison_that_cannot_be_a_folder(refused) -> None:
+    refused(["compare", "--methods", "mft", "--beside", "../x=runs"], "the label '../x'")
+
+
+# ---- models of others ----
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def break_model(folder: Path, how: str) -> None:
+    """One file of a saved model as another would write it to do harm."""
+    config = json.loads((folder / "config.json").read_text())
+    if how == "pickle":
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile()))
+    elif how == "remote":
+        (folder / "code.py").write_text("import os\nos.mkdir('ran')\n")
+        mapped = {"AutoConfig": "code.Config", "AutoModelForSeq2SeqLM": "code.Model"}
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "theirs", "auto_map": mapped}))
+    elif how == "small":
+        names = ("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads")
+        small = BartConfig(**{name: config[name] for name in names}, vocab_size=40, max_position_embeddings=64)
+        BartForConditionalGeneration(small).save_pretrained(folder)
+    elif how == "tokens":
+        table = json.loads((folder / "tokenizer.json").read_text())
+        table["model"]["vocab"]["oslo"] = 5000
+        (folder / "tokenizer.json").write_text(json.dumps(table))
+    else:
+        name, _, content = how.partition("=")
+        (folder / name).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("how", "parts"),
+    [
+        ("pickle", ["a pickle", "model.safetensors"]),
+        ("remote", ["custom code"]),
+        ("small", ["192 tokens", "knows 40"]),
+        ("tokens", ["token id 5000", "row "]),
+        ("config.json=" + "[" * 100_000, ["cannot load the model"]),
+        ("config.json=null", ["cannot load the model"]),
+        ('config.json={"model_type": "bart", "d_model": -4}', ["cannot load the model"]),
+        ("tokenizer.json={}", ["cannot load the model"]),
+        ("tokenizer_config.json=[]", ["cannot load the model"]),
+        ("model.safetensors=x", ["cannot load the model", "Safetensor"]),
+        ('adapter_config.json={"peft_type": "LORA"}', ["cannot load the model"]),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_hostile_models(
+    how: str, parts: list[str], inputs: Path, refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(inputs / "model", tmp_path / "theirs")
+    break_model(tmp_path / "theirs", how)
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "oslo paris", "completion": "from oslo"}]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    refused(["evaluate", "--model", "theirs", "--test_file", "rows.jsonl", "--device", "cpu"], *parts)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_recipe_after_an_equals_sign(inputs: Path, train: Train, refused, tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ def _be_quiet() -> None:
     logging.disable_progress_bar()
 
 
+def _announce_code(argv: list[str]) -> None:
+    from semioffline.cli.options import take_recipe, wants_help
+    from semioffline.cli.recipes import announce_code
+
+    if not wants_help(argv):
+        announce_code(*take_recipe(argv))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Errors meant for the user are one line on stderr and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
@@ -45,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         if argv[0] not in COMMANDS:
             raise unknown("command", argv[0], COMMANDS)
         _be_quiet()
+        _announce_code(argv[1:])
         importlib.import_module(f"semioffline.cli.{argv[0]}").run(argv[1:])
     except UserError as error:
         print(f"semioffline: error: {' '.join(str(error).split())}", file=sys.stderr)

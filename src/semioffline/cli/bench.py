@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 
 from semioffline.bench.results import BenchPlan, BenchResult, CaseResult
-from semioffline.cli.options import ModelOptions, Recipe, parse
+from semioffline.cli.options import ModelOptions, parse
+from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about, open_folder
 from semioffline.config import setting
 from semioffline.files import write_atomically

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 
-from semioffline.cli.options import DataOptions, ModelOptions, Recipe, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import open_folder, write_settings
 from semioffline.config import MethodConfig, setting
 from semioffline.data.candidates import write_candidates

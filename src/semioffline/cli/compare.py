@@ -13,8 +13,9 @@ from typing import Any, cast
 from rich.console import Console
 
 from semioffline.cli.compare_options import TYPES, CompareOptions, method_config, read_command
-from semioffline.cli.options import ModelOptions, Recipe, as_flags, parse, wants_help
+from semioffline.cli.options import ModelOptions, as_flags, parse, wants_help
 from semioffline.cli.prepare import prepare, seconds_before
+from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about, open_folder, write_settings
 from semioffline.config import MethodConfig
 from semioffline.errors import unknown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,11 +16,13 @@ from semioffline.cli.options import (
     take_recipe,
     unread_setting,
 )
+from semioffline.cli.recipes import parse_settings
 from semioffline.config import MethodConfig, setting, setting_names
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START
 from semioffline.methods.registry import check_method, config_class
 from semioffline.policy.decoding import Decoding
+from semioffline.untrusted import check_name
 
 OWN = ("seeds", "steps")
 """What --settings may say about a method that is not one of its settings."""
@@ -109,7 +110,7 @@ def _listed(argv: list[str]) -> list[str]:
     """The methods of the recipe, whatever --methods says."""
     recipe, _ = take_recipe(argv)
     listed = recipe.get("methods", METHODS) if recipe else []
-    return [str(listed)] if not isinstance(listed, list) else listed
+    return [str(method) for method in (listed if isinstance(listed, list) else [listed])]
 
 
 def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -> dict[str, Recipe]:
@@ -121,6 +122,7 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
         raise UserError("methods are compared by a reward: give --reward (a name, file.py:function or model:NAME)")
     for method in options.methods:
         check_method(method.partition("@")[0])
+        _check_label(method)
     if options.keep not in ("best", "last"):
         raise unknown("choice for --keep", options.keep, ["best", "last"])
     at_least(1, options, "jobs", "evaluations", "budget_steps", "num_candidates", "candidate_rows")
@@ -130,10 +132,7 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
     if args.early_stopping_patience is not None:
         raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
     options.sampling(1)
-    try:
-        given = json.loads(options.settings)
-    except json.JSONDecodeError as error:
-        raise UserError(f"--settings is not JSON: {error}") from error
+    given = parse_settings(options.settings)
     _check_shape(given)
     bases = [method.partition("@")[0] for method in options.methods]
     for method in given:
@@ -145,6 +144,13 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
             raise unread_setting(f"setting of {method}", name, names)
     found = {m: given.get(base, {}) | given.get(m, {}) for m, base in zip(options.methods, bases, strict=True)}
     return found | {START: {k: v for k, v in given.get(START, {}).items() if k not in OWN}}
+
+
+def _check_label(method: str) -> None:
+    """METHOD@LABEL is the name of a folder."""
+    _, is_labelled, label = check_name("method", method).partition("@")
+    if is_labelled and (not label or "@" in label):
+        raise UserError(f"the method '{method}' must be METHOD or METHOD@LABEL, with a label that has no @ in it")
 
 
 def _check_shape(given: Any) -> None:

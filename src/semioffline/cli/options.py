@@ -9,22 +9,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
 from transformers import HfArgumentParser
 
 from semioffline.cli.help import print_help
+from semioffline.cli.recipes import Recipe, read_recipe
 from semioffline.config import Range, setting
-from semioffline.errors import UserError, unknown
+from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.methods.registry import readers
 from semioffline.tasks.reading.formats import MAX_ROW_MB
 from semioffline.tasks.reading.rows import parse_columns
 from semioffline.tasks.registry import Source, Task, load_task
+from semioffline.untrusted import check_settings
 
 if TYPE_CHECKING:
     from semioffline.policy.policy import Policy
-
-Recipe = dict[str, object]
-"""Settings by name, as YAML has them. The values are open: the dataclass that reads a setting checks it."""
 
 
 @dataclass
@@ -185,22 +183,15 @@ def at_least(least: int, options: Any, *names: str) -> None:
 
 def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
     """The settings of `--config recipe.yaml`, and the other words of the command line."""
+    with told_in_one_line(ValueError, before="the command line: "):
+        check_settings(argv)
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" not in argv:
         return {}, argv
     at = argv.index("--config")
     if at + 1 == len(argv):
         raise UserError("--config needs the path of a recipe")
-    path = Path(argv[at + 1])
-    try:
-        recipe = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(recipe, dict):
-        raise UserError(f"{path} must hold names and values, one setting a line")
-    return recipe, argv[:at] + argv[at + 2 :]
+    return read_recipe(Path(argv[at + 1])), argv[:at] + argv[at + 2 :]
 
 
 def as_flags(settings: Mapping[str, object]) -> list[str]:
@@ -217,6 +208,8 @@ def as_flags(settings: Mapping[str, object]) -> list[str]:
                 if key == "columns"
                 else [f"--{key}", json.dumps(value)]
             )
+        elif str(value).startswith("-"):  # a text that is no option
+            flags.append(f"--{key}={value}")
         else:
             flags += [f"--{key}", str(value)]
     return flags

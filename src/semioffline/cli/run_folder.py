@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semioffline import __version__
-from semioffline.cli.options import Recipe
+from semioffline.cli.recipes import Recipe
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.evaluation.results import MetricResult

@@ -8,6 +8,7 @@ from pathlib import Path
 from semioffline.errors import UserError
 from semioffline.experiments.plan import START, read_run, run_folder
 from semioffline.experiments.results import Comparison, OtherComparison, RunResult
+from semioffline.untrusted import check_name
 
 Runs = dict[str, list[RunResult]]
 """method -> its runs, one per seed"""
@@ -20,6 +21,7 @@ def labelled_folders(words: list[str]) -> dict[str, Path]:
         label, _, folder = word.partition("=")
         if not label or not folder:
             raise UserError(f"--beside {word} must be LABEL=FOLDER")
+        check_name("label", label)
         if label in found:
             raise UserError(f"--beside {word}: another folder has the label {label}")
         if not (Path(folder) / "comparison.json").is_file():

@@ -15,6 +15,7 @@ from semioffline.evaluation.metrics import Metric
 from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.results import RunResult
 from semioffline.policy.policy import Policy
+from semioffline.untrusted import check_name
 
 START = "start"
 """The row of the initial checkpoint, which all methods start from."""
@@ -84,7 +85,7 @@ class Plan:
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:
     """The folder of one run, in that of its comparison."""
-    return folder / "runs" / f"{method}-seed{seed}"
+    return folder / "runs" / f"{check_name('method', method)}-seed{seed}"
 
 
 def read_run(folder: Path) -> RunResult:

@@ -1,0 +1,88 @@
+"""Recipes: settings in a YAML file, which may be someone else's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from semioffline.errors import UserError
+from semioffline.rewards.registry import FAMILIES
+from semioffline.untrusted import check_settings, parse_json, parse_yaml
+
+Recipe = dict[str, object]
+"""Settings by name, as YAML has them."""
+LARGEST = 100_000
+"""Bytes of a recipe."""
+CODE = ("reward", "metrics", "eval_metrics")
+"""Settings that may name Python code to run: file.py:function or module:function."""
+NOT_CODE = (*FAMILIES, "length_penalty")
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The settings of a recipe. Python files in it are relative to its folder."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise UserError(f"the recipe {path} is larger than {LARGEST // 1000} kB: it must hold settings only")
+        recipe = parse_yaml(content)
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path} is not YAML that holds settings: {error}") from error
+    if not isinstance(recipe, dict):
+        raise UserError(f"{path} must hold names and values, one setting a line")
+    if isinstance(recipe.get("settings"), str):
+        recipe["settings"] = parse_settings(recipe["settings"])
+    return _resolved(recipe, path.parent)
+
+
+def parse_settings(text: str) -> Any:
+    """The value of --settings."""
+    try:
+        value = parse_json(text)
+        check_settings(value)
+    except ValueError as error:
+        raise UserError(f"--settings is not JSON: {error}") from error
+    return value
+
+
+def announce_code(recipe: Recipe, words: list[str]) -> None:
+    """Say on stderr which Python code a recipe names, before it runs. words: the rest of the command line."""
+    given = {word.split("=")[0].lstrip("-") for word in words if word.startswith("--")}
+    for code in dict.fromkeys(_code_in({key: value for key, value in recipe.items() if key not in given})):
+        place, _, name = code.rpartition(":")
+        where = Path(place).resolve() if _is_in_file(code) else f"the module {place}"
+        print(f"semioffline: the recipe runs Python code: {name!r} of {str(where)!r}", file=sys.stderr)
+
+
+def _resolved(recipe: Recipe, folder: Path) -> Recipe:
+    """With the Python files relative to `folder`."""
+    found: Recipe = {}
+    for key, value in recipe.items():
+        if isinstance(value, dict):
+            found[key] = _resolved(value, folder)
+        elif key in CODE and isinstance(value, list):
+            found[key] = [str(folder / word) if _is_in_file(word) else word for word in value]
+        else:
+            found[key] = str(folder / value) if key in CODE and _is_in_file(value) else value
+    return found
+
+
+def _code_in(recipe: Recipe) -> list[str]:
+    """Every file.py:function and module:function."""
+    found: list[str] = []
+    for key, value in recipe.items():
+        if isinstance(value, dict):
+            found += _code_in(value)
+        elif key in CODE:
+            words = [str(word) for word in (value if isinstance(value, list) else [value])]
+            found += [word for word in words if ":" in word and word.partition(":")[0] not in NOT_CODE]
+    return found
+
+
+def _is_in_file(word: Any) -> bool:
+    return isinstance(word, str) and word.rpartition(":")[0].endswith(".py")
