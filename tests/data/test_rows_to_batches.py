@@ -172,6 +172,7 @@ def test_an_empty_prompt_still_gives_a_decoder_only_model_a_place_to_start(causa
         ({"prompt": ["a", None], "completion": ["c", "d"]}, "row 1: the prompt must be text, got None"),
         ({"prompt": ["a"], "completion": [3]}, "row 0: the completion must be text, got 3"),
         ({"prompt": ["a"], "completion": ["b"], "prompts": [1]}, "rename the column 'prompts'"),
+        ({"prompt": ["a"], "completion": ["b"], "self": [1]}, "rename the column 'self'"),
         ({"prompt": ["a"], "completion": ["b"], "candidates": ["c"]}, "row 0: candidates must be a list of texts"),
         ({"prompt": ["a"], "completion": ["b"], "candidates": [[1]]}, "row 0: candidates must be a list of texts"),
         ({"prompt": ["a"], "completion": ["b"], "references": [[None]]}, "row 0: references must be a list of texts"),

@@ -523,7 +523,9 @@ def test_a_recipe_after_an_equals_sign(inputs: Path, train: Train, refused, tmp_
 
 
 def test_a_recipe_without_a_path(train: Train, refused) -> None:
-    refused(train("semi_offline", "--config"), "--config")
+    refused(train("semi_offline", "--config"), "--config needs the path")
+    refused(train("semi_offline", "--config", "--resume"), "--config needs the path")
+    refused(train("semi_offline", "--config", "a.yaml", "--config", "b.yaml"), "--config is given twice")
 
 
 def test_a_good_recipe_gives_defaults_and_flags_override_it(inputs: Path, train: Train, tmp_path: Path) -> None:
@@ -570,6 +572,15 @@ def test_in_a_process_of_its_own() -> None:
     assert done.stdout == ""
     assert done.stderr.splitlines() == [done.stderr.strip()]
     assert "Did you mean 'train'?" in done.stderr
+
+
+def test_a_hostile_recipe_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(LAUGHS)
+    code = "import sys; from semioffline.cli import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    words = ["train", "mft", "--config", str(tmp_path / "recipe.yaml")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    assert "aliases" in done.stderr
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 
+from semioffline.cli.recipes import announce_code, take_recipe
 from semioffline.errors import UserError, unknown
 from semioffline.files import release_locks
 
@@ -18,6 +19,7 @@ COMMANDS = {
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }
+HELP = {"-h", "--help", "--help-all"}
 GOES_ON = {"train": "; --resume goes on from the last checkpoint"}
 GOES_ON |= dict.fromkeys(("candidates", "evaluate", "compare"), "; the same command again goes on where it was")
 
@@ -33,14 +35,6 @@ def _be_quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _announce_code(argv: list[str]) -> None:
-    from semioffline.cli.options import take_recipe, wants_help
-    from semioffline.cli.recipes import announce_code
-
-    if not wants_help(argv):
-        announce_code(*take_recipe(argv))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Errors meant for the user are one line on stderr and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
@@ -52,8 +46,9 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if argv[0] not in COMMANDS:
             raise unknown("command", argv[0], COMMANDS)
+        if not HELP & set(argv):
+            announce_code(*take_recipe(argv[1:]))
         _be_quiet()
-        _announce_code(argv[1:])
         importlib.import_module(f"semioffline.cli.{argv[0]}").run(argv[1:])
     except UserError as error:
         print(f"semioffline: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -9,14 +9,12 @@ from typing import Any
 from semioffline.cli.options import (
     DataOptions,
     ModelOptions,
-    Recipe,
     as_flags,
     at_least,
     parse,
-    take_recipe,
     unread_setting,
 )
-from semioffline.cli.recipes import parse_settings
+from semioffline.cli.recipes import Recipe, parse_settings, take_recipe
 from semioffline.config import MethodConfig, setting, setting_names
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START

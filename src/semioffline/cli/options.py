@@ -6,20 +6,18 @@ import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import HfArgumentParser
 
 from semioffline.cli.help import print_help
-from semioffline.cli.recipes import Recipe, read_recipe
+from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.config import Range, setting
-from semioffline.errors import UserError, told_in_one_line, unknown
+from semioffline.errors import UserError, unknown
 from semioffline.methods.registry import readers
 from semioffline.tasks.reading.formats import MAX_ROW_MB
 from semioffline.tasks.reading.rows import parse_columns
 from semioffline.tasks.registry import Source, Task, load_task
-from semioffline.untrusted import check_settings
 
 if TYPE_CHECKING:
     from semioffline.policy.policy import Policy
@@ -179,19 +177,6 @@ def at_least(least: int, options: Any, *names: str) -> None:
         for number in value if isinstance(value, list) else [value]:
             if number is not None and not number >= least:
                 raise UserError(f"--{name} {number} must be at least {least}")
-
-
-def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
-    """The settings of `--config recipe.yaml`, and the other words of the command line."""
-    with told_in_one_line(ValueError, before="the command line: "):
-        check_settings(argv)
-    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    if "--config" not in argv:
-        return {}, argv
-    at = argv.index("--config")
-    if at + 1 == len(argv):
-        raise UserError("--config needs the path of a recipe")
-    return read_recipe(Path(argv[at + 1])), argv[:at] + argv[at + 2 :]
 
 
 def as_flags(settings: Mapping[str, object]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Recipes: settings in a YAML file, which may be someone else's."""
+"""Recipes: settings in a YAML file, which may be someone else's. Read before torch is loaded, which takes seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from semioffline.errors import UserError
+from semioffline.errors import UserError, told_in_one_line
 from semioffline.rewards.registry import FAMILIES
 from semioffline.untrusted import check_settings, parse_json, parse_yaml
 
@@ -17,6 +17,21 @@ LARGEST = 100_000
 CODE = ("reward", "metrics", "eval_metrics")
 """Settings that may name Python code to run: file.py:function or module:function."""
 NOT_CODE = (*FAMILIES, "length_penalty")
+
+
+def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
+    """The settings of `--config recipe.yaml`, and the other words of the command line."""
+    with told_in_one_line(ValueError, before="the command line: "):
+        check_settings(argv)
+    argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if "--config" not in argv:
+        return {}, argv
+    at = argv.index("--config")
+    if at + 1 == len(argv) or argv[at + 1].startswith("--") or not argv[at + 1].strip():
+        raise UserError("--config needs the path of a recipe")
+    if "--config" in argv[at + 1 :]:
+        raise UserError("--config is given twice: a command takes one recipe")
+    return read_recipe(Path(argv[at + 1])), argv[:at] + argv[at + 2 :]
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -68,7 +83,7 @@ def _resolved(recipe: Recipe, folder: Path) -> Recipe:
         elif key in CODE and isinstance(value, list):
             found[key] = [str(folder / word) if _is_in_file(word) else word for word in value]
         else:
-            found[key] = str(folder / value) if key in CODE and _is_in_file(value) else value
+            found[key] = str(folder / str(value)) if key in CODE and _is_in_file(value) else value
     return found
 
 

@@ -12,8 +12,8 @@ import yaml
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse, take_recipe, wants_help
-from semioffline.cli.recipes import Recipe
+from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse, wants_help
+from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.cli.results import TrainResult
 from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
 from semioffline.config import MethodConfig, defining_settings, setting

@@ -184,7 +184,7 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
                 f"--columns {name}={names[0] if names else 'THEIRS'}"
             )
     for name in names:
-        if name in ("prompts", "completions", "completion_ids"):
+        if name in ("prompts", "completions", "completion_ids", "self"):
             raise UserError(f"rename the column '{name}': rewards get something else by that name")
     if len(dataset) == 0:
         raise UserError("the dataset is empty: there is nothing to train on or evaluate")
