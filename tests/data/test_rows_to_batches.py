@@ -199,17 +199,17 @@ def test_a_list_of_rows_that_is_no_table_is_refused_in_one_line(rows):
 
 def test_a_token_that_the_model_does_not_know_is_refused_by_row(policy, tiny_tokenizer):
     """Tokens may be added to a tokenizer later, and the model may belong to another."""
-    known = policy.tokenizer
-    policy.tokenizer = tiny_tokenizer("bart")
-    policy.tokenizer.add_tokens(["newword"])
+    known = policy.tokens.tokenizer
+    policy.tokens.tokenizer = tiny_tokenizer("bart")
+    policy.tokens.tokenizer.add_tokens(["newword"])
     size = policy.base.get_input_embeddings().weight.shape[0]
-    policy.tokenizer.add_tokens([f"new{n}" for n in range(size - len(policy.tokenizer) + 1)])
-    last = policy.tokenizer.convert_ids_to_tokens(size)
+    policy.tokens.tokenizer.add_tokens([f"new{n}" for n in range(size - len(policy.tokenizer) + 1)])
+    last = policy.tokens.tokenizer.convert_ids_to_tokens(size)
     try:
         with pytest.raises(UserError, match=f"row 1: .*token id {size}, but the model knows {size}"):
             make(policy, {"prompt": ["name", last], "completion": ["try", "try"]})
     finally:
-        policy.tokenizer = known
+        policy.tokens.tokenizer = known
 
 
 def test_an_empty_prompt_is_allowed():

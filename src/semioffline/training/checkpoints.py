@@ -36,7 +36,7 @@ class SafeCheckpoints(Trainer):
     """Writes checkpoints aside and renames them; goes on from the last one, and with what was counted until then."""
 
     policy: Any
-    _metrics: dict[str, list[float | Tensor]]
+    step_metrics: dict[str, list[float | Tensor]]
     _staging: str | None = None
     _resumed: str | None = None
 
@@ -112,7 +112,7 @@ class SafeCheckpoints(Trainer):
             "loss": self._tr_loss.item(),
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
-            "metrics": {name: as_numbers(values) for name, values in self._metrics.items()},
+            "metrics": {name: as_numbers(values) for name, values in self.step_metrics.items()},
             "patience": [stopping.early_stopping_patience_counter for stopping in self._early_stopping()],
         }
         write_atomically(checkpoint / PROGRESS.format(rank=self.args.process_index), json.dumps(progress))
@@ -131,7 +131,7 @@ class SafeCheckpoints(Trainer):
         self._tr_loss.fill_(progress["loss"])
         self._total_loss_scalar = progress["total_loss"]
         self._globalstep_last_logged = progress["last_logged"]
-        self._metrics.update(progress["metrics"])
+        self.step_metrics.update(progress["metrics"])
         for stopping, seen in zip(self._early_stopping(), progress["patience"], strict=False):
             stopping.early_stopping_patience_counter = seen
             control.should_training_stop |= seen >= stopping.early_stopping_patience
