@@ -1,5 +1,5 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
-# make campaign: kills and full disks at every file that is written, on two cores.
+# make campaign: all faults and bad inputs that a part of is in make test.
 # make tables: fill the tables of README.md and docs from the JSON results that they name.
 PYTHON ?= python3
 BIN := .venv/bin

@@ -13,6 +13,7 @@ import semioffline
 PACKAGE = Path(semioffline.__file__).parent
 FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"errors"},),
+    ({"validation"}, {"printing"}),
     ({"config"},),
     ({"files"},),
     ({"records"},),
@@ -34,7 +35,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
 other. Imports inside functions and under TYPE_CHECKING count."""
 
 TORCH_ONLY = ("tensors", "masking", "sampling", "losses")
-PLAIN_STRINGS = ("errors", "files", "records", "untrusted", "rewards", "tasks")
+PLAIN_STRINGS = ("errors", "files", "printing", "records", "untrusted", "rewards", "tasks", "validation")
 WORKER = ("calls", "fast_decode", "named", "pool", "worker")
 """Modules of `scoring` that worker processes load: without torch."""
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -55,7 +56,12 @@ MAY_SET = {
     # Transformers: an output, a setting of the tokenizer that is put back, arguments, the state of a run
     "policy/policy.py": {"output.last_hidden_state"},
     "policy/tokens.py": {"self.tokenizer.truncation_side"},
-    "training/checkpoints.py": {"self.state.best_model_checkpoint"},
+    "training/checkpoints.py": {
+        "self.state.best_model_checkpoint",
+        "self.args.eval_on_start",
+        "control.should_training_stop",
+        "stopping.early_stopping_patience_counter",
+    },
     "training/trainer.py": {
         "args.metric_for_best_model",
         "loader.device",
@@ -72,7 +78,9 @@ MAY_SET = {
         "model.generation_config.forced_bos_token_id",
     },
     # a copy of a field, and options of the same file
-    "cli/options.py": {"field.metadata", "data.model"},
+    "cli/options.py": {"action.choices", "action.type", "field.metadata", "data.model"},
+    # the error of a stream that has no name; the width of a terminal
+    "printing.py": {"console.width", "problem.filename"},
     # sacrebleu: what its signature says about references
     "rewards/bleu.py": {"self._metric.num_refs"},
     "rewards/chrf.py": {"self._metric.num_refs"},

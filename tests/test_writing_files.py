@@ -132,6 +132,17 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_library_that_hides_why_it_cannot_write_is_understood(tmp_path: Path) -> None:
+    """safetensors: its error is no OSError, and it removes the file, so that there is space again."""
+
+    def fail() -> None:
+        with whole_folder(tmp_path / "model"):
+            raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(UserError, match=r"cannot write .*model: No space left on device: make space"):
+        fail()
+
+
 def test_a_folder_is_replaced_by_a_complete_one(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).mkdir()

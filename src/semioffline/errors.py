@@ -30,9 +30,14 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[s
     return ", ".join(f"{name}: {before.get(name)} before, {now.get(name)} now" for name in different)
 
 
+def short(text: str, most: int = 80) -> str:
+    """A text in a message: its beginning where it is long."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
-    names = sorted(allowed)
+    names, given = sorted(allowed), short(given)
     near = get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     shown = names if len(names) <= MOST_NAMES else sorted(get_close_matches(given, names, n=8, cutoff=0.0))

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import time
 import zlib
@@ -29,6 +30,37 @@ _IN_USE = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 _HELD: dict[str, int] = {}
 """folder -> descriptor of its lock file, for the folders that this process has locked"""
 logger = logging.getLogger(__name__)
+_OPENED: list[Path] = []
+
+
+def opened_folder() -> Path | None:
+    """The folder that this command writes to; None before it has one."""
+    return _OPENED[-1] if _OPENED else None
+
+
+def open_for_writing(folder: Path) -> None:
+    """Make a folder, and write to it: an error that comes after hours of work should come now."""
+    probe = folder / f".write-test-{os.getpid()}{PART}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"0" * 4096)
+    except OSError as error:
+        raise UserError(f"cannot write in --output_dir {folder}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # it was never made
+            probe.unlink()
+    _OPENED[:] = [folder]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(found).__name__}")
+    return found
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -128,7 +160,7 @@ def writing(path: Path, part: Path | None = None) -> Iterator[None]:
             yield
         except Exception as error:
             if part is not None and not isinstance(error, (OSError, UserError)):
-                _check_space(part)
+                _raise_reason(error, part)
             raise
         finally:
             if part is not None:
@@ -139,8 +171,11 @@ def writing(path: Path, part: Path | None = None) -> Iterator[None]:
         raise UserError(f"cannot write {path}: {error.strerror or error}{hint}") from error
 
 
-def _check_space(folder: Path) -> None:
-    """Raise the OSError that made a library fail while it wrote into this folder: some report no reason."""
+def _raise_reason(error: Exception, folder: Path) -> None:
+    """Raise the OSError that made a library fail while it wrote into this folder: safetensors has its number in the
+    message, torch does not report it."""
+    if number := re.search(r"\(os error (\d+)\)", str(error)):
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     if not folder.is_dir():
         return
     probe = folder / f"probe{PART}"

@@ -203,7 +203,7 @@ def test_a_token_that_the_model_does_not_know_is_refused_by_row(policy, tiny_tok
     policy.tokens.tokenizer = tiny_tokenizer("bart")
     policy.tokens.tokenizer.add_tokens(["newword"])
     size = policy.base.get_input_embeddings().weight.shape[0]
-    policy.tokens.tokenizer.add_tokens([f"new{n}" for n in range(size - len(policy.tokenizer) + 1)])
+    policy.tokens.tokenizer.add_tokens([f"new{n}" for n in range(size - len(policy.tokens.tokenizer) + 1)])
     last = policy.tokens.tokenizer.convert_ids_to_tokens(size)
     try:
         with pytest.raises(UserError, match=f"row 1: .*token id {size}, but the model knows {size}"):

@@ -508,7 +508,7 @@ def test_seconds_are_turned_into_steps_once(tmp_path):
         (["--settings", '{"mft": {"seeds": 3}}'], "the seeds of mft"),
         (["--settings", '{"mft": {"steps": "x"}}'], "the steps of mft"),
         (["--budget_steps", "0"], "at least 1"),
-        (["--budget_seconds", "nan"], "must be positive"),
+        (["--budget_seconds", "nan"], "--budget_seconds nan must be a finite number above 0"),
         (["--start_steps", "-1"], "at least 0"),
         (["--seeds", "0", "-1"], "at least 0"),
         (["--evaluations", "0"], "at least 1"),
@@ -638,7 +638,7 @@ def test_candidates_have_a_temperature(tmp_path, capsys):
     """Near 0 all candidates of an input are its most likely text; 0 is refused before anything is made."""
     few = [*FLAGS, "--candidate_rows", "8", "--num_candidates", "3", "--methods", "brio", "--only", "start:0"]
     assert main(["compare", "--output_dir", str(tmp_path / "a"), *few, "--candidate_temperature", "0"]) == 2
-    assert "temperature must be above 0" in capsys.readouterr().err.splitlines()[-1]
+    assert "--candidate_temperature 0.0 must be at least 0.0001" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "a").exists()
     different = {}
     for temperature in ("1", "0.001"):

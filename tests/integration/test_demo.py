@@ -51,8 +51,8 @@ def test_another_model_and_task_replace_the_defaults(tmp_path):
     ("flags", "part"),
     [
         (["--reward", "rogue1"], "Did you mean 'rouge1'?"),
-        (["--num_samples", "1"], "num_samples=1"),
-        (["--batch_size", "0"], "per_device_train_batch_size"),
+        (["--num_samples", "1"], "--num_samples 1 must be at least 2"),
+        (["--batch_size", "0"], "--batch_size 0 must be at least 1"),
         (["--mft_steps", "-5"], "--mft_steps -5"),
     ],
 )

@@ -364,10 +364,10 @@ def test_search_refuses(settings: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_beams": 0}, "num_beams must be at least 1, not 0"),
-        ({"num_beams": "4"}, "num_beams must be int, not '4'"),
-        ({"num_beams": True}, "num_beams must be int, not True"),
-        ({"do_sample": 1}, "do_sample must be bool, not 1"),
+        ({"num_beams": 0}, "num_beams=0 must be at least 1"),
+        ({"num_beams": "4"}, "num_beams='4' must be a whole number"),
+        ({"num_beams": True}, "num_beams=True must be a whole number"),
+        ({"do_sample": 1}, "do_sample=1 must be True or False"),
         ({"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0}, "num_beam_groups=3 must divide num_beams=4"),
         ({"num_beams": 4, "num_beam_groups": 2}, "needs a diversity_penalty"),
         ({"num_beams": 4, "diversity_penalty": 1.0}, "needs num_beam_groups above 1"),
@@ -377,13 +377,13 @@ def test_search_refuses(settings: dict[str, Any], message: str) -> None:
         ),
         ({"num_beams": 4, "do_sample": True}, "do_sample=True does not go with num_beams above 1"),
         ({"temperature": 0.7}, "need do_sample=True"),
-        ({"do_sample": True, "temperature": 0.0}, "temperature must be above 0"),
-        ({"do_sample": True, "top_p": 1.5}, "top_p must be above 0 and at most 1"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature=0.0 must be at least 0.0001"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences=3 is above num_beams=2"),
         ({"num_return_sequences": 2}, "num_return_sequences=2 is above num_beams=1"),
         ({"min_new_tokens": 65}, "min_new_tokens=65 is above max_new_tokens=64"),
-        ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty must be finite"),
-        ({"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": float("nan")}, "diversity_penalty must be from 0"),
+        ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty=nan must be a finite number"),
+        ({"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": float("nan")}, "diversity_penalty=nan must be"),
     ],
 )
 def test_settings_refused(settings: dict[str, Any], message: str) -> None:
@@ -396,7 +396,7 @@ def test_all_problems_in_one_line() -> None:
     with pytest.raises(UserError) as error:
         Decoding(num_beams=4, num_beam_groups=3, max_new_tokens=0, top_p=0.0, num_return_sequences=9, length_penalty=1)
     message = str(error.value)
-    for name in ("num_beam_groups=3", "max_new_tokens", "top_p must", "do_sample=True", "num_return_sequences=9"):
+    for name in ("num_beam_groups=3", "max_new_tokens", "top_p=0.0 must", "do_sample=True", "num_return_sequences=9"):
         assert name in message
     assert message.count(";") >= 4
     assert "\n" not in message
@@ -427,11 +427,8 @@ def test_signature_ignores_what_does_not_act() -> None:
 
 
 def test_every_field_is_explained() -> None:
-    source = inspect.getsource(Decoding).splitlines()
     for field in fields(Decoding):
-        line = next(i for i, text in enumerate(source) if text.startswith(f"    {field.name}: "))
-        assert source[line + 1].strip().startswith('"""')
-        assert source[line + 1].rstrip().endswith('"""')
+        assert field.metadata["help"].endswith(".")
 
 
 @pytest.mark.parametrize("name", ["bart", "llama"])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import logging
 import os
+import select
 import sys
+from typing import IO
 
 from semioffline.cli.recipes import announce_code, take_recipe
 from semioffline.errors import UserError, unknown
-from semioffline.files import release_locks
+from semioffline.files import opened_folder, release_locks
+from semioffline.printing import one_line, plain, prepare_streams, say
 
 COMMANDS = {
     "demo": "train and compare M-FT and semi-offline RL on a small synthetic task",
@@ -28,37 +33,116 @@ def _be_quiet() -> None:
     """Only what the user asked for: no bars for loading weights, no notes to developers."""
     import warnings
 
-    from transformers.utils import logging
+    from transformers.utils import logging as hf_logging
 
     warnings.filterwarnings("ignore", category=UserWarning, module="torch.utils.data")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    if logging.lastResort is not None:  # which prints our warnings
+        logging.lastResort.setFormatter(_PlainFormatter())
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Errors meant for the user are one line on stderr and exit code 2."""
+    """Errors meant for the user are one line on stderr and exit code 2, and so are those of the operating system."""
     argv = sys.argv[1:] if argv is None else argv
+    prepare_streams()
     try:
-        if not argv or argv[0] in ("-h", "--help"):
-            print("usage: semioffline COMMAND [options]\n")
-            print("\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items()))
-            print("\nsemioffline COMMAND --help lists a command's options.")
-            return 0
-        if argv[0] not in COMMANDS:
-            raise unknown("command", argv[0], COMMANDS)
-        if not HELP & set(argv):
-            announce_code(*take_recipe(argv[1:]))
-        _be_quiet()
-        importlib.import_module(f"semioffline.cli.{argv[0]}").run(argv[1:])
-    except UserError as error:
-        print(f"semioffline: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `semioffline train gold --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _told(argv)
+    except BrokenPipeError:  # of the line that says what is wrong
+        if not _is_closed(sys.stderr):
+            raise
         return 141
-    except KeyboardInterrupt:
-        print(f"semioffline: stopped{GOES_ON.get(argv[0], '')}", file=sys.stderr)
-        return 130
     finally:
         release_locks()
+
+
+def _told(argv: list[str]) -> int:
+    try:
+        _run(argv)
+    except UserError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        _end_bars()
+        say(f"semioffline: stopped{GOES_ON.get(argv[0], '')}", error=True)
+        return 130
+    except Exception as error:
+        closed = [stream for stream in (sys.stdout, sys.stderr) if _is_closed(stream)]
+        if closed and isinstance(error, BrokenPipeError):
+            return 141  # `semioffline train gold --help | head`
+        problem = _system_problem(error, str(opened_folder() or os.curdir))
+        if problem is None:
+            raise
+        return _refuse(problem)
     return 0
+
+
+def _run(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        say("usage: semioffline COMMAND [options]\n")
+        say("\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items()))
+        say("\nsemioffline COMMAND --help lists a command's options.")
+        return
+    if argv[0] not in COMMANDS:
+        raise unknown("command", argv[0], COMMANDS)
+    if not HELP & set(argv):
+        announce_code(*take_recipe(argv[1:]))
+    _be_quiet()
+    importlib.import_module(f"semioffline.cli.{argv[0]}").run(argv[1:])
+
+
+def _end_bars() -> None:
+    """Progress bars that an error has left open end, so that its line has nothing before it."""
+    from tqdm import tqdm
+
+    for bar in list(getattr(tqdm, "_instances", ())):
+        bar.close()
+
+
+def _refuse(message: str) -> int:
+    _end_bars()
+    say(f"semioffline: error: {one_line(message)}", error=True)
+    return 2
+
+
+def _is_closed(stream: IO[str]) -> bool:
+    """Whether this is a pipe that nobody reads any more. What is still to be written is then dropped."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # not a file, as in tests and notebooks
+        return False
+    pipe = select.poll()
+    pipe.register(descriptor, select.POLLOUT)
+    if not any(event & select.POLLERR for _, event in pipe.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
+
+
+_PROGRAMMING = {errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ESPIPE, errno.ECHILD, errno.ENOTTY}
+"""What the operating system says where a program is wrong, not its surroundings."""
+_IN_LIBRARIES = {
+    "No space left on device": "No space left on device",
+    "Disk quota exceeded": "Disk quota exceeded",
+    "PytorchStreamWriter failed": "the file could not be written: is the disk full?",
+    "unexpected pos": "the file could not be written: is the disk full?",
+}
+"""How libraries that write in C++ or Rust report a disk that is full -> what we say."""
+
+
+def _system_problem(error: Exception, folder: str) -> str | None:
+    """The line for an error of the operating system: path and reason; None for any other error. folder: named where the
+    error has no path."""
+    if not isinstance(error, OSError):
+        reason = next((told for part, told in _IN_LIBRARIES.items() if part in str(error)), None)
+        return None if reason is None else f"cannot write in {folder}: {reason}"
+    if error.errno is None:  # of a library, such as a model that cannot be downloaded
+        return str(error) if str(error) and not isinstance(error, TimeoutError) else None
+    if error.errno in _PROGRAMMING:
+        return None
+    paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, (str, bytes))]
+    return f"cannot read or write {' and '.join(paths) or folder}: {error.strerror or error}"

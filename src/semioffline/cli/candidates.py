@@ -4,42 +4,64 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from typing import get_args
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, parse
 from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import open_folder, write_settings
-from semioffline.config import MethodConfig, setting
+from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import write_candidates
 from semioffline.data.examples import Examples
 from semioffline.data.lengths import text_limits
-from semioffline.errors import UserError, unknown
+from semioffline.errors import UserError
 from semioffline.policy.decoding import Decoding
+from semioffline.policy.diverse_beam import MOST_DIVERSE
+from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
+from semioffline.validation import (
+    BATCH,
+    BEAMS,
+    NOT_NEGATIVE,
+    PENALTY,
+    SEED,
+    STEPS,
+    TEMPERATURE,
+    TOKENS,
+    Options,
+    Range,
+    setting,
+)
 
 STRATEGIES = ("diverse_beam", "sampling", "beam")
 
 
 @dataclass
-class CandidateOptions:
-    output_dir: str = setting("", "Folder of candidates.jsonl; a run that was stopped goes on there.")
+class CandidateOptions(Options):
+    output_dir: str | None = setting(
+        None, "Folder of candidates.jsonl; a run that was stopped goes on there.", place=True
+    )
     split: str = setting("train", "Which split.")
     reward: list[str] = setting([], "What the candidates are scored and sorted by; the task's own when not given.")
-    num_candidates: int = setting(16, "N, candidates for each input.")
-    strategy: str = setting("diverse_beam", "diverse_beam | sampling (nucleus) | beam")
-    diversity_penalty: float = setting(1.0, "diverse_beam: what a token costs that an earlier group chose.")
-    num_beam_groups: int | None = setting(None, "diverse_beam: groups; one beam each when not given.")
-    top_p: float = setting(0.95, "sampling: mass of the nucleus.")
-    temperature: float = setting(1.0, "sampling: temperature.")
-    length_penalty: float = setting(1.0, "beam search: exponent on the length.")
-    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.")
-    min_new_tokens: int = setting(0, "Shortest candidate in tokens.")
-    max_prompt_length: int | None = setting(None, "Longest source in tokens.")
-    max_completion_length: int | None = setting(None, "Longest candidate in tokens.")
-    truncation_side: str | None = setting(None, "Which end of a long prompt is cut off: left | right.")
-    batch_size: int = setting(16, "Inputs decoded at a time.")
-    shard_size: int = setting(256, "Inputs in one shard: what a stopped run loses at most.")
+    num_candidates: int = setting(16, "N, candidates for each input.", allowed=BEAMS)
+    strategy: str = setting("diverse_beam", "diverse_beam | sampling (nucleus) | beam", choices=STRATEGIES)
+    diversity_penalty: float = setting(
+        1.0, "diverse_beam: what a token costs that an earlier group chose.", allowed=Range(0, MOST_DIVERSE)
+    )
+    num_beam_groups: int | None = setting(None, "diverse_beam: groups; one beam each when not given.", allowed=BEAMS)
+    top_p: float = setting(0.95, "sampling: mass of the nucleus.", allowed=Range(0, 1, open_low=True))
+    temperature: float = setting(1.0, "sampling: temperature.", allowed=TEMPERATURE)
+    length_penalty: float = setting(1.0, "beam search: exponent on the length.", allowed=PENALTY)
+    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.", allowed=NOT_NEGATIVE)
+    min_new_tokens: int = setting(0, "Shortest candidate in tokens.", allowed=NOT_NEGATIVE)
+    max_prompt_length: int | None = setting(None, "Longest source in tokens.", allowed=TOKENS)
+    max_completion_length: int | None = setting(None, "Longest candidate in tokens.", allowed=TOKENS)
+    truncation_side: str | None = setting(
+        None, "Which end of a long prompt is cut off: left | right.", choices=get_args(TruncationSide)
+    )
+    batch_size: int = setting(16, "Inputs decoded at a time.", allowed=BATCH)
+    shard_size: int = setting(256, "Inputs in one shard: what a stopped run loses at most.", allowed=STEPS)
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
-    seed: int = setting(0, "Seed of the sampling.")
+    seed: int = setting(0, "Seed of the sampling.", allowed=SEED)
 
     def decoding(self, max_new_tokens: int) -> Decoding:
         make = partial(
@@ -54,15 +76,13 @@ class CandidateOptions:
         make = partial(make, num_beams=self.num_candidates, length_penalty=self.length_penalty)
         if self.strategy == "beam":
             return make()
-        if self.strategy == "diverse_beam":
-            if self.num_candidates == 1:
-                raise UserError(
-                    "--num_candidates 1 must be at least 2 for --strategy diverse_beam: "
-                    "for one candidate, use --strategy sampling or beam"
-                )
-            groups = self.num_beam_groups or self.num_candidates
-            return make(num_beam_groups=groups, diversity_penalty=self.diversity_penalty)
-        raise unknown("strategy", self.strategy, STRATEGIES)
+        if self.num_candidates == 1:
+            raise UserError(
+                "--num_candidates 1 must be at least 2 for --strategy diverse_beam: "
+                "for one candidate, use --strategy sampling or beam"
+            )
+        groups = self.num_beam_groups or self.num_candidates
+        return make(num_beam_groups=groups, diversity_penalty=self.diversity_penalty)
 
 
 def run(argv: list[str]) -> None:
@@ -76,8 +96,6 @@ def run(argv: list[str]) -> None:
         raise UserError("where to? give --output_dir FOLDER")
     if not options.reward:
         raise UserError("candidates are sorted by a reward: give --reward (a name, file.py:function or model:NAME)")
-    at_least(1, options, "batch_size", "shard_size")
-    at_least(0, options, "seed")
     device = model.checked_device()
     options.decoding(2)  # refuse bad settings before anything is loaded
     rewards = RewardSet(options.reward, device=device)
@@ -104,4 +122,4 @@ def run(argv: list[str]) -> None:
         options.batch_size, options.shard_size, options.seed,
     )  # fmt: skip
     write_settings(folder, data, model, options)
-    print(f"{len(examples)} inputs with up to {options.num_candidates} candidates each in {path}")
+    say(f"{len(examples)} inputs with up to {options.num_candidates} candidates each in {path}")

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
 from semioffline.cli.compare_options import TYPES, CompareOptions, method_config, read_command
 from semioffline.cli.options import ModelOptions, as_flags, parse, wants_help
 from semioffline.cli.prepare import prepare, seconds_before
@@ -27,6 +25,7 @@ from semioffline.experiments.runs import run_one
 from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
 from semioffline.files import write_atomically
+from semioffline.printing import say
 
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
@@ -45,10 +44,11 @@ def run(argv: list[str]) -> None:
     defaults |= {"reward": [task.reward] if task.reward else None}
     data, model, options, args, by_method = read_command(argv, defaults)
     beside = labelled_folders(options.beside)
+    seeds = _seeds(options, by_method) | {START: options.seeds[:1]}
+    _check_only(options.only, seeds)
     device = model.checked_device()
     alone = only in (None, "timing")  # else others may run other methods and seeds in it
     folder = open_folder(str(args.output_dir), resume=True, lock=alone)
-    console = Console()
 
     def settings(method: str, **changes: Any) -> MethodConfig:
         # the initial checkpoint's own settings are for its training: it is tested as all are
@@ -56,11 +56,11 @@ def run(argv: list[str]) -> None:
         return method_config(method, own | changes | {"use_cpu": device == "cpu"}, argv, defaults)
 
     first = partial(settings, START, **by_method[START] | {"output_dir": str(folder / "start")})
-    start, rows = (None, None) if table_only else prepare(data, model, options, settings, first, folder, console.print)
+    start, rows = (None, None) if table_only else prepare(data, model, options, settings, first, folder, say)
     plan = Plan(
         folder=folder,
         methods=[START, *options.methods],
-        seeds=_seeds(options, by_method) | {START: options.seeds[:1]},
+        seeds=seeds,
         steps=_steps(options, by_method),
         rewards=options.reward,
         rows=rows,
@@ -85,10 +85,11 @@ def run(argv: list[str]) -> None:
         },
     )
     if options.only == "timing":
-        return time_methods(plan, console.print, plan.methods)
+        return time_methods(plan, say, plan.methods)
     if options.only is not None and not table_only:
-        return run_one(plan, *_one(options.only, plan))
-    _write(summarise(plan) if table_only else compare(plan, console.print), folder)
+        method, _, seed = options.only.rpartition(":")
+        return run_one(plan, method, int(seed))
+    _write(summarise(plan) if table_only else compare(plan, say), folder)
     write_settings(folder, data, model, options, args)
 
 
@@ -114,17 +115,16 @@ def _write(result: Comparison, folder: Path) -> None:
 
     write_atomically(folder / "comparison.json", json.dumps(result.to_json(), indent=1))
     write_atomically(folder / "comparison.md", table.markdown(result))
-    Console(width=max(200, Console().width)).print(table.console(result))
+    table.show(result)
     plots.draw(result, folder)
-    print(f"comparison.json, comparison.md and plots in {folder}")
+    say(f"comparison.json, comparison.md and plots in {folder}")
 
 
-def _one(only: str, plan: Plan) -> tuple[str, int]:
-    every = [f"{method}:{seed}" for method in plan.methods for seed in plan.seeds[method]]
-    if only not in every:
-        raise unknown("run in --only", only, [*every, "timing", "table"])
-    method, _, seed = only.rpartition(":")
-    return method, int(seed)
+def _check_only(only: str | None, seeds: dict[str, list[int]]) -> None:
+    every = [f"{method}:{seed}" for method in seeds for seed in seeds[method]]
+    known = [*every, "timing", "table"]
+    if only is not None and only not in known:
+        raise unknown("run in --only", only, known)
 
 
 def _split_only(argv: list[str]) -> tuple[list[str], str | None]:

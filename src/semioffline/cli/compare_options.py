@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,17 +9,29 @@ from semioffline.cli.options import (
     DataOptions,
     ModelOptions,
     as_flags,
-    at_least,
     parse,
     unread_setting,
 )
 from semioffline.cli.recipes import Recipe, parse_settings, take_recipe
-from semioffline.config import MethodConfig, setting, setting_names
+from semioffline.config import MethodConfig, config_descriptions, setting_names
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START
 from semioffline.methods.registry import check_method, config_class
 from semioffline.policy.decoding import Decoding
 from semioffline.untrusted import check_name
+from semioffline.validation import (
+    BEAMS,
+    NOT_NEGATIVE,
+    PROCESSES,
+    SECONDS,
+    SEED,
+    STEPS,
+    TEMPERATURE,
+    Options,
+    Range,
+    setting,
+    show,
+)
 
 OWN = ("seeds", "steps")
 """What --settings may say about a method that is not one of its settings."""
@@ -28,29 +39,47 @@ METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "s
 
 
 @dataclass
-class CompareOptions:
+class CompareOptions(Options):
     methods: list[str] = setting(
         METHODS, "What is compared, all from the same M-FT start; METHOD@LABEL is METHOD with settings of its own."
     )
     reward: list[str] = setting(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
     )
-    seeds: list[int] = setting([0], "One run for each; a method's own `seeds` (or `steps`) in --settings go first.")
-    budget_seconds: float = setting(60.0, "Seconds of training for each method.")
-    budget_steps: int | None = setting(None, "Steps for each method, instead of seconds.")
-    start_steps: int = setting(300, "Steps of the M-FT stage that all start from; 0: --model is that start already.")
-    start_learning_rate: float = setting(2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).")
-    unseen_inputs: int | None = setting(
-        None, "The M-FT stage leaves out so many training inputs, and all methods train on these alone."
+    seeds: list[int] = setting(
+        [0], "One run for each; a method's own `seeds` (or `steps`) in --settings go first.", allowed=SEED
     )
-    num_candidates: int = setting(8, "Candidates for each input, for the methods that need them.")
-    candidate_temperature: float = setting(1.0, "Their temperature: the lower, the more alike the most likely text.")
-    candidate_rows: int | None = setting(None, "Take only so many training inputs, where candidates are needed.")
+    budget_seconds: float = setting(60.0, "Seconds of training for each method.", allowed=SECONDS)
+    budget_steps: int | None = setting(None, "Steps for each method, instead of seconds.", allowed=STEPS)
+    start_steps: int = setting(
+        300,
+        "Steps of the M-FT stage that all start from; 0: --model is that start already.",
+        allowed=STEPS._replace(low=0),
+    )
+    start_learning_rate: float = setting(
+        2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).", allowed=NOT_NEGATIVE
+    )
+    unseen_inputs: int | None = setting(
+        None, "The M-FT stage leaves out so many training inputs, and all methods train on these alone.", allowed=STEPS
+    )
+    num_candidates: int = setting(8, "Candidates for each input, for the methods that need them.", allowed=BEAMS)
+    candidate_temperature: float = setting(
+        1.0, "Their temperature: the lower, the more alike the most likely text.", allowed=TEMPERATURE
+    )
+    candidate_rows: int | None = setting(
+        None, "Take only so many training inputs, where candidates are needed.", allowed=STEPS
+    )
     settings: str = setting("{}", 'Settings of single methods, as JSON: {"avg": {"num_samples": 8}}.')
-    evaluations: int = setting(6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...")
-    keep: str = setting("best", "Which of these looks is tested: best (by the reward on validation) | last.")
+    evaluations: int = setting(
+        6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...", allowed=Range(1, 64)
+    )
+    keep: str = setting(
+        "best", "Which of these looks is tested: best (by the reward on validation) | last.", choices=("best", "last")
+    )
     jobs: int = setting(
-        1, "Runs at a time, each a process; a budget in seconds is then planned by timing every method alone first."
+        1,
+        "Runs at a time, each a process; a budget in seconds is then planned by timing every method alone first.",
+        allowed=PROCESSES._replace(low=1),
     )
     beside: list[str] = setting(
         [], "LABEL=FOLDER of other comparisons with the same start: METHOD@LABEL in the table are their runs."
@@ -121,12 +150,6 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
     for method in options.methods:
         check_method(method.partition("@")[0])
         _check_label(method)
-    if options.keep not in ("best", "last"):
-        raise unknown("choice for --keep", options.keep, ["best", "last"])
-    at_least(1, options, "jobs", "evaluations", "budget_steps", "num_candidates", "candidate_rows")
-    at_least(0, options, "start_steps", "seeds")
-    if not 0 < options.budget_seconds < math.inf:
-        raise UserError(f"--budget_seconds {options.budget_seconds} must be positive")
     if args.early_stopping_patience is not None:
         raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
     options.sampling(1)
@@ -137,9 +160,7 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
         if method not in [START, *options.methods, *bases, *listed, *(name.partition("@")[0] for name in listed)]:
             raise unknown("method in --settings", method, [START, *options.methods])
     for method, own in given.items():
-        names = setting_names(config_class("mft" if method == START else method.partition("@")[0]))
-        for name in own.keys() - names - set(OWN):
-            raise unread_setting(f"setting of {method}", name, names)
+        _check_own(method, own)
     found = {m: given.get(base, {}) | given.get(m, {}) for m, base in zip(options.methods, bases, strict=True)}
     return found | {START: {k: v for k, v in given.get(START, {}).items() if k not in OWN}}
 
@@ -151,13 +172,25 @@ def _check_label(method: str) -> None:
         raise UserError(f"the method '{method}' must be METHOD or METHOD@LABEL, with a label that has no @ in it")
 
 
+def _check_own(method: str, own: Recipe) -> None:
+    """The names of a method's own settings, and what cannot be written as a flag; their values are checked with it."""
+    kind: Any = config_class("mft" if method == START else method.partition("@")[0])
+    names, described = setting_names(kind), config_descriptions(kind)
+    for name in own.keys() - names - set(OWN):
+        raise unread_setting(f"setting of {method}", name, names)
+    for name, value in own.items():
+        wrong = described[name].type_problem(value) if name not in OWN else None
+        if wrong and (value is None or isinstance(value, (list, dict))):
+            raise UserError(f"--settings: {name}={show(value)} of {method} {wrong}")
+
+
 def _check_shape(given: Any) -> None:
     """Of --settings: {method: {name: value}}, with seeds and steps as they are used here."""
     if not isinstance(given, dict) or not all(isinstance(own, dict) for own in given.values()):
         raise UserError('--settings must be a map of methods to maps of settings: {"avg": {"num_samples": 8}}')
     for method, own in given.items():
         seeds, steps = own.get("seeds", [0]), own.get("steps")
-        if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-            raise UserError(f"--settings: the seeds of {method} must be a list of numbers, not {seeds}")
-        if steps is not None and (type(steps) is not int or steps < 1):
-            raise UserError(f"--settings: the steps of {method} must be a positive number, not {steps}")
+        if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed in SEED for seed in seeds):
+            raise UserError(f"--settings: the seeds of {method} must be a list of numbers {SEED}, not {show(seeds)}")
+        if steps is not None and (type(steps) is not int or steps not in STEPS):
+            raise UserError(f"--settings: the steps of {method} must be a number {STEPS}, not {show(steps)}")

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, parse
 from semioffline.cli.results import Output, StageResult
 from semioffline.cli.run_folder import open_folder, write_result, write_settings
-from semioffline.config import MethodConfig, setting
+from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.evaluation.results import write_predictions
 from semioffline.methods.registry import config_class
 from semioffline.policy.policy import Policy
+from semioffline.printing import one_line, say, show_table
 from semioffline.scoring.reward_set import check_names
 from semioffline.tasks.registry import Task
+from semioffline.validation import BATCH, NOT_NEGATIVE, SAMPLES, SEED, STEPS, Options, setting
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,24 +30,26 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DemoOptions:
-    seed: int = setting(0, "Seed of the data, the model and the training.")
-    output_dir: str = setting("", "Run folder; runs/demo-DATE when not given.")
+class DemoOptions(Options):
+    seed: int = setting(0, "Seed of the data, the model and the training.", allowed=SEED)
+    output_dir: str | None = setting(None, "Run folder; runs/demo-DATE when not given.", place=True)
     reward: list[str] = setting([], "What to train for; the task's own reward when not given.")
-    mft_steps: int = setting(300, "Steps of fine-tuning with masks.")
-    rl_steps: int = setting(150, "Steps of semi-offline RL.")
-    mft_learning_rate: float = setting(2e-3, "Learning rate of M-FT (the default suits the tiny model).")
-    rl_learning_rate: float = setting(1e-3, "Learning rate of semi-offline RL.")
-    rl_weight: float = setting(0.5, "Lambda, the weight of the RL loss.")
-    num_samples: int = setting(32, "K, samples drawn from each forward pass.")
-    batch_size: int = setting(32, "Inputs in one step.")
+    mft_steps: int = setting(300, "Steps of fine-tuning with masks.", allowed=STEPS)
+    rl_steps: int = setting(150, "Steps of semi-offline RL.", allowed=STEPS)
+    mft_learning_rate: float = setting(
+        2e-3, "Learning rate of M-FT (the default suits the tiny model).", allowed=NOT_NEGATIVE
+    )
+    rl_learning_rate: float = setting(1e-3, "Learning rate of semi-offline RL.", allowed=NOT_NEGATIVE)
+    rl_weight: float = setting(0.5, "Lambda, the weight of the RL loss.", allowed=NOT_NEGATIVE)
+    num_samples: int = setting(32, "K, samples drawn from each forward pass.", allowed=SAMPLES)
+    batch_size: int = setting(32, "Inputs in one step.", allowed=BATCH)
 
 
 def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, DemoOptions]
     data, model, options = parse("demo", types, argv, {"task": "ads"})
     if data.task == "ads" and not options.reward:
-        print("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
+        say("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
     if model.model is None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more would wait for each other, for minutes where the cores have other work, too
     demo(data, model, options)
@@ -64,7 +66,6 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
         raise UserError(f"the task {data.task} has no reward of its own: give --reward")
     if model.model is None and data.task != "ads":
         raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
-    at_least(1, options, "mft_steps", "rl_steps")
     check_names(reward)
     path = Path(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     stages = [_settings(method, task, options, path, device == "cpu") for method in ("mft", "semi_offline")]
@@ -82,7 +83,7 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     _print(results, list(task.metrics))
     if data.task == "ads" and reward == ["click_rate"]:
         _print_check(results, test["category"])
-    print(f"Run folder: {folder}")
+    say(f"Run folder: {folder}")
     return results
 
 
@@ -139,7 +140,7 @@ def _print_check(results: dict[str, StageResult], categories: list[str]) -> None
 
     before, after = (results[m].metrics["click_rate"].mean for m in ("mft", "semi_offline"))
     single = best_single_wording(categories)
-    print(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
+    say(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
 
 
 def initial_policy(model: ModelOptions, seed: int) -> Policy:
@@ -151,16 +152,14 @@ def initial_policy(model: ModelOptions, seed: int) -> Policy:
 
 
 def _print(results: dict[str, StageResult], metrics: list[str]) -> None:
-    console = Console(width=max(110, Console().width))
     for method, result in results.items():
-        console.print(f"{method:>13}: {result.example.output}", highlight=False)
-    table = Table(title=f"held-out records ({next(iter(results.values())).metrics['length'].inputs})")
-    table.add_column("")
+        say(f"{method:>13}: {one_line(result.example.output)}")
     names = [*metrics, "distinct", "repetition", "length"]
-    for name in [*names, "forward passes", "seconds"]:
-        table.add_column(name.replace("_", " "), justify="right")
+    columns = ["", *(name.replace("_", " ") for name in [*names, "forward passes", "seconds"])]
+    rows = []
     for method, result in results.items():
         values = [f"{result.metrics[name].mean:.3f}" for name in names]
         passes = f"{result.cost_per_input['forward_passes']:g} / input"
-        table.add_row(method, *values, passes, f"{result.seconds:.1f}")
-    console.print(table)
+        rows.append([method, *values, passes, f"{result.seconds:.1f}"])
+    inputs = next(iter(results.values())).metrics["length"].inputs
+    show_table(f"held-out records ({inputs})", columns, rows, width=110)

@@ -4,8 +4,9 @@ import json
 
 from semioffline.cli.options import parse
 from semioffline.cli.run_folder import versions
+from semioffline.printing import say
 
 
 def run(argv: list[str]) -> None:
     parse("env", [], argv)
-    print(json.dumps(versions(), indent=1))
+    say(json.dumps(versions(), indent=1))

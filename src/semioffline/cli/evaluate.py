@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse
+from semioffline.cli.options import DataOptions, ModelOptions, parse
 from semioffline.cli.results import EvaluateResult
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
-from semioffline.config import MethodConfig, setting
+from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
 from semioffline.data.lengths import text_limits
@@ -18,26 +19,30 @@ from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.results import write_predictions
 from semioffline.files import checksum
 from semioffline.policy.decoding import Decoding
+from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
+from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SEED, TOKENS, Options, setting
 
 
 @dataclass
-class EvaluateOptions:
-    output_dir: str = setting(
-        "", "Run folder: result.json and predictions.jsonl; an evaluation that was stopped goes on there."
+class EvaluateOptions(Options):
+    output_dir: str | None = setting(
+        None, "Run folder: result.json and predictions.jsonl; an evaluation that was stopped goes on there.", place=True
     )
     split: str = setting("test", "Which split.")
     metrics: list[str] = setting([], "Metrics by name; the task's own when not given.")
-    batch_size: int = setting(32, "Inputs decoded at a time.")
-    max_prompt_length: int | None = setting(None, "Longest source in tokens.")
-    max_completion_length: int | None = setting(None, "Longest output in tokens.")
-    truncation_side: str | None = setting(None, "Which end of a long prompt is cut off: left | right.")
-    num_beams: int = setting(1, "Beams; 1 is greedy.")
-    length_penalty: float = setting(1.0, "Exponent on the length in beam search.")
-    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.")
-    min_new_tokens: int = setting(0, "Shortest output in tokens.")
+    batch_size: int = setting(32, "Inputs decoded at a time.", allowed=BATCH)
+    max_prompt_length: int | None = setting(None, "Longest source in tokens.", allowed=TOKENS)
+    max_completion_length: int | None = setting(None, "Longest output in tokens.", allowed=TOKENS)
+    truncation_side: str | None = setting(
+        None, "Which end of a long prompt is cut off: left | right.", choices=get_args(TruncationSide)
+    )
+    num_beams: int = setting(1, "Beams; 1 is greedy.", allowed=BEAMS)
+    length_penalty: float = setting(1.0, "Exponent on the length in beam search.", allowed=PENALTY)
+    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.", allowed=NOT_NEGATIVE)
+    min_new_tokens: int = setting(0, "Shortest output in tokens.", allowed=NOT_NEGATIVE)
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
-    seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.")
+    seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.", allowed=SEED)
 
 
 SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
@@ -55,8 +60,6 @@ def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()
     data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": list(task.metrics)})
-    at_least(1, options, "batch_size")
-    at_least(0, options, "seed")
     device = model.checked_device()
     RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
     rows = task.load(data.source(options.seed), options.split)
@@ -88,4 +91,4 @@ def run(argv: list[str]) -> None:
     result = EvaluateResult(options.split, seconds, metrics, str(examples.truncation))
     write_result(folder, result.to_json())
     print_metrics(f"{model.model}: {options.split}", metrics)
-    print(f"{len(examples)} outputs in {seconds:.1f} s; see {folder}")
+    say(f"{len(examples)} outputs in {seconds:.1f} s; see {folder}")

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from semioffline.config import TRANSFORMERS
+from semioffline.printing import say
 
 _OTHER = "Transformers' other settings"
 _FIRST = ("Data", "Model", "Reward")
@@ -22,14 +23,14 @@ def print_help(command: str, types: Sequence[type], everything: bool = False) ->
     for item in [item for kind in types for item in fields(kind) if item.init]:
         groups.setdefault(_group(item), []).append((f"--{item.name}", _explanation(item)))
     rare = sum(len(groups.pop(name, [])) for name in _RARE if not everything)
-    print(f"usage: semioffline {command} [--config RECIPE.yaml] [--setting value ...]")
+    say(f"usage: semioffline {command} [--config RECIPE.yaml] [--setting value ...]")
     width = max((len(usage) for lines in groups.values() for usage, _ in lines), default=0)
     for group in sorted(groups, key=_order):
-        print(f"{group}:")
+        say(f"{group}:")
         for usage, explanation in groups[group]:
-            print(f"  {usage:<{width}}  {explanation}")
+            say(f"  {usage:<{width}}  {explanation}")
     if rare:
-        print(f"--help-all lists {rare} more, most of them of transformers.TrainingArguments.")
+        say(f"--help-all lists {rare} more, most of them of transformers.TrainingArguments.")
 
 
 def _order(group: str) -> int:

@@ -2,49 +2,58 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from semioffline.cli.help import print_help
 from semioffline.cli.recipes import Recipe, take_recipe
-from semioffline.config import Range, setting
-from semioffline.errors import UserError, unknown
+from semioffline.errors import UserError, short, unknown
 from semioffline.methods.registry import readers
 from semioffline.tasks.reading.formats import MAX_ROW_MB
 from semioffline.tasks.reading.rows import parse_columns
 from semioffline.tasks.registry import Source, Task, load_task
+from semioffline.validation import STEPS, Options, Range, setting
 
 if TYPE_CHECKING:
     from semioffline.policy.policy import Policy
 
+_DTYPES = ("float32", "bfloat16", "float16")
+
 
 @dataclass
-class DataOptions:
+class DataOptions(Options):
     task: str = setting("files", "Task by name; `files` is any data with a prompt and a completion.", "Data")
     data_dir: str | None = setting(
-        None, "Folder with train/validation/test files, or a Hugging Face dataset; else the task's own.", "Data"
+        None,
+        "Folder with train/validation/test files, or a Hugging Face dataset; else the task's own.",
+        "Data",
+        place=True,
     )
-    train_file: str | None = setting(None, "File of the train split: JSON lines, CSV or Parquet.", "Data")
-    validation_file: str | None = setting(None, "File of the validation split.", "Data", free=True)
-    test_file: str | None = setting(None, "File of the test split.", "Data", free=True)
+    train_file: str | None = setting(None, "File of the train split: JSON lines, CSV or Parquet.", "Data", place=True)
+    validation_file: str | None = setting(None, "File of the validation split.", "Data", free=True, place=True)
+    test_file: str | None = setting(None, "File of the test split.", "Data", free=True, place=True)
     columns: list[str] = setting([], "Column map, ours=theirs: prompt=dialogue completion=summary.", "Data")
     prompt_template: str | None = setting(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.", "Data")
-    limit: int | None = setting(None, "Rows to take of each split.", "Data")
-    eval_limit: int | None = setting(None, "Rows to take of the validation split.", "Data", free=True)
+    limit: int | None = setting(None, "Rows to take of each split.", "Data", STEPS)
+    eval_limit: int | None = setting(None, "Rows to take of the validation split.", "Data", STEPS, free=True)
     max_row_mb: float = setting(
         MAX_ROW_MB,
         "Longest row of a data file, in MB; a longer one stops.",
         "Data",
-        Range(0, 2000, True),
+        Range(0, 2000, open_low=True),
         free=True,
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.model: str | None = None  # the model that reads the prompts: `parse` fills it in, from ModelOptions
 
     def load_task(self) -> Task:
@@ -73,10 +82,10 @@ class DataOptions:
 
 
 @dataclass
-class ModelOptions:
-    model: str | None = setting(None, "Hub name or folder of the model.", "Model")
+class ModelOptions(Options):
+    model: str | None = setting(None, "Hub name or folder of the model.", "Model", place=True)
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", "Model")
-    dtype: str = setting("float32", "Precision of the weights: float32 | bfloat16 | float16.", "Model")
+    dtype: str = setting("float32", "Precision of the weights: float32 | bfloat16 | float16.", "Model", choices=_DTYPES)
 
     def checked_device(self) -> str:
         """The device to use. One that does not exist is an error, not a silent fallback."""
@@ -85,10 +94,11 @@ class ModelOptions:
         available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
         if self.device == "auto":
             return next(name for name, there in available.items() if there)
-        kind, _, number = self.device.partition(":")
+        kind, numbered, number = self.device.partition(":")
         if kind not in available:
             raise unknown("device", self.device, ["auto", *available])
-        no_such = number and not (number.isdigit() and int(number) < torch.cuda.device_count())
+        known = map(str, range(torch.cuda.device_count() if kind == "cuda" else 0))
+        no_such = numbered and number not in known
         if not available[kind] or no_such:
             there = [name for name, is_there in available.items() if is_there]
             raise UserError(f"--device {self.device}: there is no such device here (there is: {', '.join(there)})")
@@ -101,10 +111,7 @@ class ModelOptions:
 
         if self.model is None:
             raise UserError("which model? give --model NAME_OR_FOLDER")
-        types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-        if self.dtype not in types:
-            raise unknown("dtype", self.dtype, types)
-        return Policy.load(self.model, dtype=types[self.dtype], **kwargs)
+        return Policy.load(self.model, dtype=getattr(torch, self.dtype), **kwargs)
 
 
 def wants_help(argv: list[str]) -> bool:
@@ -113,14 +120,35 @@ def wants_help(argv: list[str]) -> bool:
 
 class _Parser(HfArgumentParser):
     def error(self, message: str) -> Any:
-        raise UserError(message)
+        told = re.sub(r"^argument (--\w+)(/--\w+)*: (?='.* must be )", r"\1 ", message, flags=re.DOTALL)
+        raise UserError(told)
 
     @staticmethod
     def _parse_dataclass_field(parser: Any, field: Any) -> None:
-        """Transformers hands all metadata of a field to argparse, which knows `help` alone."""
+        """Transformers hands all metadata of a field to argparse, which knows `help` alone. Values that are not of the
+        field's type are told in our words."""
         field = copy.copy(field)
         field.metadata = {"help": field.metadata.get("help")}
+        before = len(parser._actions)
         HfArgumentParser._parse_dataclass_field(parser, field)
+        for action in parser._actions[before:]:
+            if action.choices is not None:  # our check names the nearest
+                action.choices, action.type = None, str
+            if action.type in _NOUNS:
+                action.type = _reader(action.type)
+
+
+_NOUNS: dict[Any, str] = {int: "a whole number", float: "a number", string_to_bool: "true or false"}
+
+
+def _reader(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise argparse.ArgumentTypeError(f"{short(repr(text))} must be {_NOUNS[kind]}") from error
+
+    return read
 
 
 Unread = Literal["reject", "ignore"]
@@ -146,6 +174,10 @@ def parse(
     parser = _Parser(types, prog=f"semioffline {command}", allow_abbrev=False, add_help=False)
     names = {action.dest for action in parser._actions}
     recipe, argv = take_recipe(argv)
+    lists = {action.dest for action in parser._actions if action.nargs in ("+", "*")}
+    for key, value in recipe.items():
+        if isinstance(value, list) and len(value) > 1 and key in names - lists:
+            raise UserError(f"{key} in the recipe must be one value, not a list")
     if shared_recipe:
         recipe.pop("method", None)
     for key in sorted(map(str, recipe.keys() - names)) if unread == "reject" else ():
@@ -155,9 +187,9 @@ def parse(
     *parsed, rest = parser.parse_args_into_dataclasses(
         args=as_flags(given) + argv, return_remaining_strings=True, look_for_args_file=False
     )
+    if rest and not rest[0].startswith("-"):
+        raise UserError(f"'{short(rest[0])}' is not an option: every setting is --name value")
     if rest and unread == "reject":
-        if not rest[0].startswith("-"):
-            raise UserError(f"'{rest[0]}' is not an option: every setting is --name value")
         raise unread_setting("option", rest[0].split("=")[0].lstrip("-"), names)
     for data in (options for options in parsed if isinstance(options, DataOptions)):
         data.model = next((options.model for options in parsed if isinstance(options, ModelOptions)), None)
@@ -168,15 +200,6 @@ def unread_setting(kind: str, name: str, names: Iterable[str]) -> UserError:
     """The error for a setting that the command or its method does not read, with the nearest one that it does."""
     error, others = unknown(kind, name, names), readers(name)
     return UserError(f"{error} '{name}' is a setting of {', '.join(others)}.") if others else error
-
-
-def at_least(least: int, options: Any, *names: str) -> None:
-    """Reject numbers of these options that are smaller; those that are not given are allowed."""
-    for name in names:
-        value = getattr(options, name)
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and not number >= least:
-                raise UserError(f"--{name} {number} must be at least {least}")
 
 
 def as_flags(settings: Mapping[str, object]) -> list[str]:

@@ -21,7 +21,7 @@ from semioffline.cli.recipes import Recipe
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.errors import UserError
 from semioffline.experiments.identity import TEXT
-from semioffline.files import lock_folder, make_folder, write_atomically
+from semioffline.files import lock_folder, make_folder, read_json, write_atomically
 from semioffline.methods.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet, check_names
@@ -93,7 +93,7 @@ def _is_saved(model: Path) -> bool:
     weights, index = list(model.glob("*.safetensors")), model / "model.safetensors.index.json"
     try:
         if index.exists():
-            weights += [model / name for name in json.loads(index.read_text())["weight_map"].values()]
+            weights += [model / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()]
         for path in weights:
             with safe_open(path, "pt"):  # refuses one that is cut off
                 pass
@@ -112,7 +112,7 @@ def _made_before(wanted: Recipe, data: DataOptions, options: CompareOptions, fol
         return None
     if not (path.exists() and told.exists()):
         return None
-    before = json.loads(told.read_text())
+    before = read_json(told)
     return path if {name: before.get(name) for name in wanted} == wanted else None
 
 
@@ -154,7 +154,7 @@ def _noting_seconds(folder: Path, what: str) -> Iterator[None]:
 def seconds_before(folder: Path) -> dict[str, float]:
     """Seconds that the shared stages took."""
     path = folder / PREPARATION
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def divide_inputs(rows: Dataset, number: int, seed: int) -> tuple[Dataset, Dataset]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from semioffline.errors import UserError, told_in_one_line
+from semioffline.printing import say
 from semioffline.rewards.registry import FAMILIES
 from semioffline.untrusted import check_settings, parse_json, parse_yaml
 
@@ -71,7 +71,7 @@ def announce_code(recipe: Recipe, words: list[str]) -> None:
     for code in dict.fromkeys(_code_in({key: value for key, value in recipe.items() if key not in given})):
         place, _, name = code.rpartition(":")
         where = Path(place).resolve() if _is_in_file(code) else f"the module {place}"
-        print(f"semioffline: the recipe runs Python code: {name!r} of {str(where)!r}", file=sys.stderr)
+        say(f"semioffline: the recipe runs Python code: {name!r} of {str(where)!r}", error=True)
 
 
 def _resolved(recipe: Recipe, folder: Path) -> Recipe:

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from semioffline import __version__
 from semioffline.cli.recipes import Recipe
@@ -22,7 +20,8 @@ from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.evaluation.results import MetricResult
 from semioffline.experiments.provenance import Provenance, Versions
-from semioffline.files import is_unused, lock_folder, write_atomically
+from semioffline.files import is_unused, lock_folder, open_for_writing, write_atomically
+from semioffline.printing import show_table
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -66,13 +65,13 @@ def commit(checkout: Path = Path(__file__).parents[3]) -> str | None:
 
 def _head(git: Path) -> str | None:
     try:
-        head = (git / "HEAD").read_text().strip()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref: "):
             return head[:12]
         name = head.removeprefix("ref: ")
         if (git / name).exists():
-            return (git / name).read_text().strip()[:12]
-        packed = (line.split() for line in (git / "packed-refs").read_text().splitlines())
+            return (git / name).read_text(encoding="utf-8").strip()[:12]
+        packed = (line.split() for line in (git / "packed-refs").read_text(encoding="utf-8").splitlines())
         return next((words[0][:12] for words in packed if words[1:] == [name]), None)
     except OSError:
         return None
@@ -106,16 +105,15 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
     """A new folder, or with `resume` one that may hold an earlier part of this run. can_resume: the command could.
     lock: refuse it to all other processes until the command ends."""
     path = Path(folder)
+    if not str(folder).strip():
+        raise UserError("--output_dir must not be empty: name a folder")
     if path.is_file():
         raise UserError(f"--output_dir {path} is a file")
     first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
     if first and not resume and path.is_dir() and not is_unused(path):
         go_on = "add --resume to go on with it, or " if can_resume else ""
         raise UserError(f"--output_dir {path} is not empty: {go_on}name another folder")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make --output_dir {path}: {error.strerror}") from error
+    open_for_writing(path)
     if first and lock:
         lock_folder(path)
     return path
@@ -142,9 +140,5 @@ def write_result(folder: Path, result: Mapping[str, object]) -> None:
 
 def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:
     """One line a metric: mean over inputs (or value over the whole set) and 95 % interval. Signatures: result.json."""
-    table = Table(title=title)
-    for column in ("metric", "value", "95 % interval", "inputs"):
-        table.add_column(column, justify="left" if column == "metric" else "right")
-    for name, m in metrics.items():
-        table.add_row(name, f"{m.mean:.4f}", f"{m.low:.4f} – {m.high:.4f}", str(m.inputs))
-    Console().print(table)
+    rows = [(name, f"{m.mean:.4f}", f"{m.low:.4f} – {m.high:.4f}", str(m.inputs)) for name, m in metrics.items()]
+    show_table(title, ("metric", "value", "95 % interval", "inputs"), rows)

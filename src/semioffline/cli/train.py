@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from semioffline.cli.options import DataOptions, ModelOptions, at_least, parse, wants_help
+from semioffline.cli.options import DataOptions, ModelOptions, parse, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.cli.results import TrainResult
 from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
-from semioffline.config import MethodConfig, defining_settings, setting
-from semioffline.errors import UserError, changes
+from semioffline.config import MethodConfig, defining_settings
+from semioffline.errors import UserError, changes, told_in_one_line
 from semioffline.evaluation.results import write_predictions
+from semioffline.files import read_json
 from semioffline.methods.registry import config_class, load_method, method_names
+from semioffline.printing import say
+from semioffline.untrusted import parse_yaml
+from semioffline.validation import BATCH, Options, setting
 
 
 @dataclass
-class TrainOptions:
+class TrainOptions(Options):
     reward: list[str] = setting(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added.", "Reward"
     )
     resume: bool = setting(False, "Continue from the last complete checkpoint, if there is one.", "Training", free=True)
-    lora_r: int | None = setting(None, "Train LoRA adapters of this rank instead of all weights.", "Model")
-    lora_alpha: int = setting(32, "Scale of the adapters.", "Model")
+    lora_r: int | None = setting(None, "Train LoRA adapters of this rank instead of all weights.", "Model", BATCH)
+    lora_alpha: int = setting(32, "Scale of the adapters.", "Model", BATCH)
 
     def adapter(self) -> Any:
         if self.lora_r is None:
@@ -38,7 +40,6 @@ class TrainOptions:
             from peft import LoraConfig
         except ImportError as error:
             raise UserError("--lora_r needs the package peft: pip install 'semioffline[peft]'") from error
-        at_least(1, self, "lora_r")
         return LoraConfig(r=self.lora_r, lora_alpha=self.lora_alpha, target_modules="all-linear")
 
 
@@ -73,7 +74,8 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
 def _check_same_run(folder: Path, now: Recipe, names: set[str]) -> None:
     """Refuse to resume a run with other settings. Its length, evaluation and hardware may change."""
     path = folder / "config.yaml"
-    before = yaml.safe_load(path.read_text()) if path.exists() else None
+    with told_in_one_line(ValueError, before=f"{path} is not YAML: "):
+        before = parse_yaml(path.read_bytes()) if path.exists() else None
     kept = get_last_checkpoint(str(folder)) is not None or (folder / "result.json").exists()
     if not kept or not isinstance(before, dict):  # there is nothing to go on with
         return
@@ -118,7 +120,7 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
         truncation=str(trainer.train_dataset.truncation),
     )
     if trainer.run_log.found_all and (folder / "result.json").exists():
-        result = replace(result, seconds=json.loads((folder / "result.json").read_text())["seconds"])
+        result = replace(result, seconds=read_json(folder / "result.json")["seconds"])
     trainer.save_model(str(folder / "model"))
     if dev is not None:
         evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
@@ -129,4 +131,4 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
             print_metrics(f"{args.method}: validation", metrics)
     if trainer.accelerator.is_main_process:
         write_result(folder, result.to_json())
-        print(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
+        say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")

@@ -15,7 +15,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import text_uniforms
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError, changes
-from semioffline.files import make_folder, write_atomically
+from semioffline.files import make_folder, read_json, write_atomically
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.scoring.calls import reward_columns
@@ -121,7 +121,7 @@ def check_settings(path: Path, settings: Mapping[str, object], what: str, begun:
     """Refuse a folder that holds what was made with other settings than these; note them in a new one, and in one where
     nothing was made yet (begun=False), whatever an attempt that failed has noted there."""
     if path.exists() and begun:
-        before = json.loads(path.read_text())
+        before = read_json(path)
         told = changes(before, settings, (settings.keys() | before.keys()) - {DIGEST})
         if told:
             raise UserError(f"{path.parent} holds {what} made with other settings ({told}): use another --output_dir")

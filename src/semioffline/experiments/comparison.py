@@ -44,7 +44,7 @@ def _run_in_processes(plan: Plan, missing: list[tuple[str, int]], say: Callable[
     def run(method_and_seed: tuple[str, int]) -> str | None:
         problem = None if children.stopped else _run_in_process(plan, *method_and_seed, say, children)
         if problem and plan.missing() == missing:  # no run has finished yet: the others would fail too
-            children.stopped = True
+            children.start_no_more()
         return problem
 
     with ThreadPoolExecutor(plan.jobs) as pool:
@@ -81,6 +81,10 @@ class Children:
                 code = child.wait()
             self._running.discard(child)
             return code
+
+    def start_no_more(self) -> None:
+        """Let those that run come to their end."""
+        self.stopped = True
 
     def end(self) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ from pathlib import Path
 from semioffline.errors import UserError
 from semioffline.experiments.plan import START, read_run, run_folder
 from semioffline.experiments.results import Comparison, OtherComparison, RunResult
+from semioffline.files import read_json
 from semioffline.untrusted import check_name
 
 Runs = dict[str, list[RunResult]]
@@ -26,6 +27,7 @@ def labelled_folders(words: list[str]) -> dict[str, Path]:
             raise UserError(f"--beside {word}: another folder has the label {label}")
         if not (Path(folder) / "comparison.json").is_file():
             raise UserError(f"--beside {word}: a finished comparison has a comparison.json")
+        read_json(Path(folder) / "comparison.json")
         found[label] = Path(folder)
     return found
 
@@ -36,7 +38,7 @@ def read_other(folder: Path, label: str, own: Runs) -> tuple[OtherComparison, Ru
     Both must start from the same checkpoint and test it in the same way.
     """
     try:
-        comparison = Comparison.from_json(json.loads((folder / "comparison.json").read_text()))
+        comparison = Comparison.from_json(json.loads((folder / "comparison.json").read_text(encoding="utf-8")))
         runs = {
             f"{method}@{label}": [read_run(run_folder(folder, method, seed)) for seed in summary.seeds]
             for method, summary in comparison.methods.items()

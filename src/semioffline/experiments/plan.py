@@ -11,6 +11,7 @@ from typing import TypedDict
 from datasets import Dataset
 
 from semioffline.config import MethodConfig
+from semioffline.errors import UserError
 from semioffline.evaluation.metrics import Metric
 from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.results import RunResult
@@ -90,4 +91,9 @@ def run_folder(folder: Path, method: str, seed: int) -> Path:
 
 def read_run(folder: Path) -> RunResult:
     """The result of a finished run, from its folder."""
-    return RunResult.from_json(json.loads((folder / RESULT).read_text()))
+    path = folder / RESULT
+    try:
+        return RunResult.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise UserError(f"{path} cannot be read as the result of a run: {told}") from error

@@ -14,7 +14,7 @@ from semioffline.experiments.identity import EVALUATION, run_settings
 from semioffline.experiments.plan import RESULT, START, Plan, read_run
 from semioffline.experiments.results import CurvePoint, RunResult, Timing
 from semioffline.experiments.timing import fit_into_budget, free_memory, known_timings, time_method
-from semioffline.files import lock_folder, make_folder, write_atomically
+from semioffline.files import lock_folder, make_folder, read_json, write_atomically
 from semioffline.policy.meter import peak_memory
 from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -77,7 +77,7 @@ def check_finished_run(plan: Plan, method: str, seed: int) -> None:
     folder = plan.run_folder(method, seed)
     if not (folder / SETTINGS).exists():
         return
-    before = json.loads((folder / SETTINGS).read_text())
+    before = read_json(folder / SETTINGS)
     known = known_timings(plan)
     planned = fit_into_budget(plan, known[method]).steps if method in known else before["max_steps"]
     args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(_steps(plan, method, planned), 1))
@@ -120,7 +120,7 @@ def _initial_reward(plan: Plan, method: str, args: MethodConfig) -> float | None
     start = plan.run_folder(START, plan.seeds[START][0])
     if method == START or not (start / RESULT).exists():
         return None
-    result, before, now = read_run(start), json.loads((start / SETTINGS).read_text()), args.to_dict()
+    result, before, now = read_run(start), read_json(start / SETTINGS), args.to_dict()
     same = all(before.get(name) == now[name] for name in EVALUATION)
     return result.curve[0].reward if same and result.validation_inputs == _validation_inputs(plan) else None
 
@@ -138,7 +138,7 @@ def _curve(
     args = trainer.args
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size * passes
     points = [] if first is None else [CurvePoint(first)]
-    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+    for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
         step = line["step"]
         if "eval_reward" in line and (first is None or step):
             timed = line["time/train"]

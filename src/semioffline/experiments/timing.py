@@ -15,9 +15,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from semioffline.cuda.functions import recordings
 from semioffline.data.examples import Examples
+from semioffline.errors import UserError
 from semioffline.experiments.plan import START, Plan
 from semioffline.experiments.results import Timing
-from semioffline.files import write_atomically
+from semioffline.files import read_json, write_atomically
 from semioffline.methods.registry import load_method
 from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -106,8 +107,11 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
 def known_timings(plan: Plan) -> dict[str, Timing]:
     """method -> its timing in plan.json"""
     path = plan.folder / PLAN
-    found = json.loads(path.read_text()) if path.exists() else {}
-    return {method: Timing.from_json(timing) for method, timing in found.items()}
+    found = read_json(path) if path.exists() else {}
+    try:
+        return {method: Timing.from_json(timing) for method, timing in found.items()}
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"{path} does not hold timings: {error}") from error
 
 
 def fit_into_budget(plan: Plan, timing: Timing) -> Timing:

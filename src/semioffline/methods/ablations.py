@@ -16,12 +16,12 @@ from semioffline.algorithm.masking import mask_uniforms
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import complete, draw, draw_uniforms, drawn_log_p, sampling_logits
 from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
-from semioffline.config import SHARE, setting
 from semioffline.errors import UserError
 from semioffline.methods.mle import masked_target_row
 from semioffline.methods.semi_offline import Drawn, SemiOfflineConfig
 from semioffline.methods.semi_offline import Method as SemiOffline
 from semioffline.policy.policy import Policy
+from semioffline.validation import SHARE, setting
 
 ObservationKind = Literal["full", "no_mask", "noisy", "all", "pre"]
 

@@ -11,7 +11,6 @@ from torch import nn
 from semioffline.algorithm.losses import text_scores
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, CompletionRow, StepOutput, Term, send
-from semioffline.config import NOT_NEGATIVE, setting
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
 from semioffline.methods.base import RLMethod
@@ -21,6 +20,7 @@ from semioffline.methods.on_policy import mean_length, rows_of, sample_texts, sa
 from semioffline.methods.settings import LengthSettings, RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
+from semioffline.validation import NOT_NEGATIVE, setting
 
 FILE = "value_head.safetensors"
 

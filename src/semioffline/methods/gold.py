@@ -12,13 +12,14 @@ from tqdm import tqdm
 from semioffline.algorithm.losses import gold, reward_to_go, token_log_p
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
-from semioffline.config import FINITE, NOT_NEGATIVE, SHARE, MethodConfig, setting
+from semioffline.config import MethodConfig
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.mle import target_row
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
+from semioffline.validation import FINITE, NOT_NEGATIVE, SHARE, Range, setting
 
 FILE = "gold_rewards.safetensors"
 
@@ -36,7 +37,7 @@ class GoldConfig(MethodConfig):
     )
     gold_floor: float = setting(0.1, "Least value of the policy's own token probability as a weight.", "GOLD", SHARE)
     gold_reward_floor: float = setting(0.0, "Least reward of a token, for s and p.", "GOLD", NOT_NEGATIVE)
-    gold_horizon: int = setting(5, "Tokens that the reward-to-go looks ahead.", "GOLD", NOT_NEGATIVE)
+    gold_horizon: int = setting(5, "Tokens that the reward-to-go looks ahead.", "GOLD", Range(0, 10**6))
     gold_discount: float = setting(1.0, "Discount of a reward one token later.", "GOLD", SHARE)
     gold_baseline: float = setting(
         -10.0, "gold_reward=p: subtracted from the log-probability; at least gold_reward_floor is left.", "GOLD", FINITE

@@ -12,7 +12,7 @@ from semioffline.algorithm.masking import MaskPattern, MaskUnit, choose_hidden, 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import allow_end, complete, draw, draw_uniforms, sampling_logits
 from semioffline.algorithm.tensors import Batch, CompletionRow, Observation, Row, Samples, StepOutput, Term, Text, send
-from semioffline.config import SHARE, Range, StaticTarget, setting
+from semioffline.config import StaticTarget
 from semioffline.cuda.functions import Replayed
 from semioffline.data.examples import Examples, choose_static
 from semioffline.methods.base import RLMethod
@@ -22,6 +22,7 @@ from semioffline.methods.schedule import scheduled_rate, training_steps
 from semioffline.methods.settings import GroupSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
+from semioffline.validation import SHARE, STEPS, Range, setting
 
 
 @dataclass
@@ -36,9 +37,9 @@ class SemiOfflineConfig(GroupSettings):
     mask_rate_end: float | None = setting(None, "mask_rate changes linearly to this value.", "Masking", SHARE)
     mask_unit: MaskUnit = setting("token", "Mask single tokens or whole words: token | word.", "Masking")
     mask_pattern: MaskPattern = setting("random", "Positions to mask: random | suffix | span | mixed.", "Masking")
-    mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Masking", Range(1))
+    mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Masking", Range(1, 10**6))
     eos_after: int | None = setting(
-        None, "EOS may be drawn after this many tokens, so that samples may end early.", "Masking", Range(1)
+        None, "EOS may be drawn after this many tokens, so that samples may end early.", "Masking", STEPS
     )
     draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Masking")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semioffline.algorithm.losses import Baseline, LossScale
-from semioffline.config import NOT_NEGATIVE, POSITIVE, SHARE, MethodConfig, Range, setting
+from semioffline.config import MethodConfig
+from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, TEMPERATURE, Range, setting
 
 
 @dataclass
@@ -24,7 +25,7 @@ class RLSettings(MaskedMLESettings):
     rl_ratio: float | None = setting(
         None, "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps.", "RL term", POSITIVE
     )
-    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", POSITIVE)
+    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
     top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
     top_p: float = setting(
         1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
@@ -35,7 +36,7 @@ class RLSettings(MaskedMLESettings):
 class GroupSettings(RLSettings):
     """K samples of an input, compared with each other."""
 
-    num_samples: int = setting(64, "K, samples drawn for each input.", "Sampling", Range(2))
+    num_samples: int = setting(64, "K, samples drawn for each input.", "Sampling", SAMPLES)
     loss_scale: LossScale = setting(
         "token", "token: sum over samples, mean over masked positions (the published lambda) | sequence: as printed.",
         "RL term",
@@ -51,5 +52,5 @@ class LengthSettings(MethodConfig):
     """Log-likelihoods of whole texts."""
 
     length_alpha: float = setting(
-        1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", NOT_NEGATIVE
+        1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", Range(0, 10)
     )

@@ -1,12 +1,23 @@
 """Decoding settings, for evaluation and for static targets: greedy, beam search, sampling, diverse beam search."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError
-from semioffline.policy.diverse_beam import diverse_beam_search, group_problems
+from semioffline.policy.diverse_beam import MOST_DIVERSE, diverse_beam_search, group_problems
+from semioffline.validation import (
+    BEAMS,
+    NEW_TOKENS,
+    NOT_NEGATIVE,
+    PENALTY,
+    TEMPERATURE,
+    Range,
+    descriptions,
+    setting,
+    show,
+    wrong_settings,
+)
 
 Strategy = Literal["greedy", "beam", "sampling", "diverse_beam"]
 
@@ -28,32 +39,45 @@ class Decoding:
     penalty, min_p, a bias, bad words of several tokens) does not: they are the policy's alone (`policy.neutral`).
     """
 
-    num_beams: int = 1
-    """Beams per input, over all groups; 1 is greedy decoding or plain sampling."""
-    num_beam_groups: int = 1
-    """Groups the beams are divided into; more than 1 is diverse beam search."""
-    diversity_penalty: float = 0.0
-    """Taken off a token's log-probability each time an earlier group chose it at this step; needs groups."""
-    do_sample: bool = False
-    """Draw tokens at random instead of taking the likeliest."""
-    temperature: float = 1.0
-    """Logits are divided by it before sampling; below 1 is more cautious. Sampling only."""
-    top_p: float = 1.0
-    """Sample among the likeliest tokens that together reach this probability; 1 keeps all. Sampling only."""
-    top_k: int = 0
-    """Sample among this many likeliest tokens; 0 keeps all. Sampling only."""
-    max_new_tokens: int = 64
-    """Most tokens to generate, EOS included, the prompt not."""
-    min_new_tokens: int = 0
-    """No EOS before this many new tokens."""
-    length_penalty: float = 1.0
-    """Beams score summed log-probability / length ** length_penalty; above 0 favours long. Ignored without beams."""
-    no_repeat_ngram_size: int = 0
-    """No n-gram of this size occurs twice (in decoder-only models the prompt counts too); 0 switches it off."""
-    early_stopping: bool = False
-    """Stop an input as soon as it has as many finished hypotheses as beams. Ignored without beams."""
-    num_return_sequences: int = 1
-    """Texts per input: at most num_beams, or any number when sampling."""
+    num_beams: int = setting(
+        1, "Beams per input, over all groups; 1 is greedy decoding or plain sampling.", allowed=BEAMS
+    )
+    num_beam_groups: int = setting(1, "Groups of beams; more than 1 is diverse beam search.", allowed=BEAMS)
+    diversity_penalty: float = setting(
+        0.0,
+        "Taken off a token's log-probability each time an earlier group chose it at this step; needs groups.",
+        allowed=Range(0, MOST_DIVERSE),
+    )
+    do_sample: bool = setting(False, "Draw tokens at random instead of taking the likeliest.")
+    temperature: float = setting(
+        1.0, "Logits are divided by it before sampling; below 1 is more cautious. Sampling only.", allowed=TEMPERATURE
+    )
+    top_p: float = setting(
+        1.0,
+        "Sample among the likeliest tokens that together reach this probability; 1 keeps all. Sampling only.",
+        allowed=Range(0, 1, open_low=True),
+    )
+    top_k: int = setting(
+        0, "Sample among this many likeliest tokens; 0 keeps all. Sampling only.", allowed=NOT_NEGATIVE
+    )
+    max_new_tokens: int = setting(64, "Most tokens to generate, EOS included, the prompt not.", allowed=NEW_TOKENS)
+    min_new_tokens: int = setting(0, "No EOS before this many new tokens.", allowed=NEW_TOKENS._replace(low=0))
+    length_penalty: float = setting(
+        1.0,
+        "Beams score summed log-probability / length ** length_penalty; above 0 favours long. Ignored without beams.",
+        allowed=PENALTY,
+    )
+    no_repeat_ngram_size: int = setting(
+        0,
+        "No n-gram of this size occurs twice (in decoder-only models the prompt counts too); 0 switches it off.",
+        allowed=NOT_NEGATIVE,
+    )
+    early_stopping: bool = setting(
+        False, "Stop an input as soon as it has as many finished hypotheses as beams. Ignored without beams."
+    )
+    num_return_sequences: int = setting(
+        1, "Texts per input: at most num_beams, or any number when sampling.", allowed=BEAMS
+    )
 
     def __post_init__(self) -> None:
         self.validate()
@@ -71,32 +95,23 @@ class Decoding:
 
     def validate(self) -> None:
         """Raise one UserError that names every problem."""
-        given = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        wrong = [f"{k} must be {type(d).__name__}, not {v!r}" for k, (v, d) in given.items() if not _fits(v, d)]
-        wrong = wrong or [*self._out_of_range(), *self._contradictions()]  # numbers cannot be compared before they are
+        described = descriptions(Decoding)
+        wrong = list(wrong_settings(self, described))
+        if not any(item.type_problem(getattr(self, name)) for name, item in described.items()):
+            wrong += self._contradictions()  # numbers cannot be compared before they are
         if wrong:
             raise UserError(f"decoding: {'; '.join(wrong)}.")
 
-    def _out_of_range(self) -> list[str]:
-        least = dict.fromkeys(("num_beams", "num_beam_groups", "max_new_tokens", "num_return_sequences"), 1)
-        least |= dict.fromkeys(("top_k", "min_new_tokens", "no_repeat_ngram_size"), 0)
-        wrong = [f"{k} must be at least {v}, not {getattr(self, k)}" for k, v in least.items() if getattr(self, k) < v]
-        if not 0 < self.temperature < math.inf:
-            wrong.append(f"temperature must be above 0, not {self.temperature} (do_sample=False is its limit)")
-        if not 0 < self.top_p <= 1:
-            wrong.append(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not math.isfinite(self.length_penalty):
-            wrong.append(f"length_penalty must be finite, not {self.length_penalty}")
-        if self.min_new_tokens > self.max_new_tokens:
-            wrong.append(f"min_new_tokens={self.min_new_tokens} is above max_new_tokens={self.max_new_tokens}")
-        return wrong
-
     def _contradictions(self) -> list[str]:
-        wrong = group_problems(self.num_beams, self.num_beam_groups, self.diversity_penalty)
+        wrong = group_problems(self.num_beams, self.num_beam_groups, 0.0)
+        if self.min_new_tokens > self.max_new_tokens:
+            wrong.append(
+                f"min_new_tokens={show(self.min_new_tokens)} is above max_new_tokens={show(self.max_new_tokens)}"
+            )
         if self.num_beam_groups > 1 and self.diversity_penalty == 0:
             wrong.append("num_beam_groups above 1 needs a diversity_penalty, e.g. 1.0: without it all groups are equal")
         if self.num_beam_groups == 1 and self.diversity_penalty > 0:
-            wrong.append(f"diversity_penalty={self.diversity_penalty} needs num_beam_groups above 1")
+            wrong.append(f"diversity_penalty={show(self.diversity_penalty)} needs num_beam_groups above 1")
         if self.do_sample and self.num_beams > 1:
             what = "num_beams and num_beam_groups" if self.num_beam_groups > 1 else "num_beams"
             wrong.append(f"do_sample=True does not go with {what} above 1: choose one")
@@ -104,7 +119,7 @@ class Decoding:
             wrong.append("temperature, top_p and top_k need do_sample=True")
         if not self.do_sample and self.num_return_sequences > self.num_beams:
             wrong.append(
-                f"num_return_sequences={self.num_return_sequences} is above num_beams={self.num_beams}: "
+                f"num_return_sequences={show(self.num_return_sequences)} is above num_beams={show(self.num_beams)}: "
                 "raise num_beams or sample"
             )
         return wrong
@@ -147,10 +162,3 @@ class Decoding:
             names += ["num_beam_groups", "diversity_penalty"]
         kwargs = {name: getattr(self, name) for name in names}
         return kwargs | ({"custom_generate": diverse_beam_search} if self.strategy == "diverse_beam" else {})
-
-
-def _fits(value: object, default: object) -> bool:
-    """Whether a value has its field's type. An int may stand for a float; a bool never stands for a number."""
-    if isinstance(default, bool) or isinstance(value, bool):
-        return type(value) is type(default)
-    return isinstance(value, int | float if isinstance(default, float) else int)

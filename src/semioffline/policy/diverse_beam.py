@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 
 from semioffline.errors import UserError
+from semioffline.validation import show
 
 TokenRule = Callable[[Any, Any], Tensor]
 """Transformers' LogitsProcessorList (ids, scores -> scores) or StoppingCriteriaList (ids, None -> ended)."""
@@ -25,7 +26,7 @@ SearchResult = Tensor | GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecod
 _NEVER = -1.0e9
 """Score of a beam that must not be chosen. Finite, as in transformers' beam search, so that sums stay comparable."""
 
-_MOST_DIVERSE = 1000.0
+MOST_DIVERSE = 1000
 """Largest diversity penalty: beyond it nothing changes but float32 sums lose the log-probabilities."""
 
 
@@ -84,9 +85,9 @@ def group_problems(num_beams: int, num_beam_groups: int, diversity_penalty: floa
     """What is wrong with these settings, one sentence each."""
     wrong = []
     if num_beam_groups < 1 or num_beams % num_beam_groups:
-        wrong.append(f"num_beam_groups={num_beam_groups} must divide num_beams={num_beams}")
-    if not 0 <= diversity_penalty <= _MOST_DIVERSE:
-        wrong.append(f"diversity_penalty must be from 0 to {_MOST_DIVERSE:g}, not {diversity_penalty}")
+        wrong.append(f"num_beam_groups={show(num_beam_groups)} must divide num_beams={show(num_beams)}")
+    if not 0 <= diversity_penalty <= MOST_DIVERSE:
+        wrong.append(f"diversity_penalty must be from 0 to {MOST_DIVERSE:g}, not {diversity_penalty}")
     return wrong
 
 

@@ -99,7 +99,7 @@ def peak_memory() -> Iterator[dict[str, float]]:
 
     def watch() -> None:
         while not done.wait(0.05):
-            found["mb"] = max(found.get("mb", 0.0), int(status.read_text().split()[1]) * page / 2**20)
+            found["mb"] = max(found.get("mb", 0.0), int(status.read_text(encoding="utf-8").split()[1]) * page / 2**20)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

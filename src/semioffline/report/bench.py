@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from semioffline.bench.results import CaseResult
+from semioffline.printing import markdown_cell, markdown_text
 from semioffline.report.plots import chart
 
 
@@ -13,11 +14,9 @@ def markdown(rows: list[CaseResult]) -> str:
     measured = [row for row in rows if row.measured is not None]
     tables = []
     for key in dict.fromkeys(_key(row) for row in measured):
-        tables.append(_table(Path(key[0]).name, [row for row in measured if _key(row) == key]))
-    failed = [
-        f"- {_name(row)} ({row.case.model}, {row.case.shape}): {row.error}" for row in rows if row.measured is None
-    ]
-    return "\n".join([*tables, *failed, ""])
+        tables.append(_table(markdown_cell(Path(key[0]).name), [row for row in measured if _key(row) == key]))
+    told = [f"{_name(row)} ({row.case.model}, {row.case.shape}): {row.error}" for row in rows if row.measured is None]
+    return "\n".join([*tables, *(f"- {markdown_text(line)}" for line in told), ""])
 
 
 def _key(row: CaseResult) -> tuple[str, str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from semioffline.experiments.results import Comparison, CurvePoint
 from semioffline.files import write_atomically
+from semioffline.printing import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ def chart(
 
     figure, axis = pyplot.subplots(figsize=(7.2, 4.6), layout="constrained")
     for name, points in lines.items():
-        axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=_label(name))
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     scale(axis)
@@ -44,6 +45,12 @@ def chart(
         write_atomically(written, drawn.getvalue())
     pyplot.close(figure)
     return paths
+
+
+def _label(name: str) -> str:
+    """A name as it is: matplotlib reads formulas between dollars, and leaves out what begins with an underscore."""
+    told = one_line(name).replace("$", r"\$")
+    return f" {told}" if told.startswith("_") else told
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table
 
 from semioffline.errors import UserError
 from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.results import Comparison, MetricSummary
+from semioffline.printing import markdown_cell, markdown_code, markdown_text, show_table
 
 Cell = str
 LEVEL = 0.05
@@ -25,7 +25,7 @@ CAPTION = (
 def read_result(path: Path) -> Any:
     """What a result file says: an object of one of the kinds that pages show."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the result {path}: {error}") from error
 
@@ -78,7 +78,9 @@ def p_between(comparison: Comparison, one: str, other: str, metric: str) -> floa
 
 
 def markdown(comparison: Comparison) -> str:
-    return "\n".join([*as_lines(*rows(comparison)), "", caption(comparison), ""])
+    header, lines = rows(comparison)
+    cells = [[markdown_cell(cell) for cell in line] for line in [header, *lines]]
+    return "\n".join([*as_lines(cells[0], cells[1:]), "", caption(comparison, markdown_text), ""])
 
 
 def as_lines(header: list[str], lines: list[list[Cell]]) -> list[str]:
@@ -86,15 +88,16 @@ def as_lines(header: list[str], lines: list[list[Cell]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines]]
 
 
-def caption(comparison: Comparison) -> str:
+def caption(comparison: Comparison, name: Callable[[str], str] = str) -> str:
+    """name: writes the name of a method or run."""
     missing = comparison.missing
-    left_out = f" Not run: {', '.join(missing)} (method:seed)." if missing else ""
-    return CAPTION.format(reference=comparison.reference, level=LEVEL) + left_out
+    left_out = f" Not run: {', '.join(map(name, missing))} (method:seed)." if missing else ""
+    return CAPTION.format(reference=name(comparison.reference), level=LEVEL) + left_out
 
 
 def about(made: Provenance) -> str:
     """How a result was made: command, commit, versions, machine."""
-    return _how_made([f"`{made.command}`"], _where_made(made))
+    return _how_made([markdown_code(made.command)], _where_made(made))
 
 
 def about_comparison(comparison: Comparison) -> str:
@@ -107,10 +110,11 @@ def about_comparison(comparison: Comparison) -> str:
     parts += [before] if before else []
     own = {} if "--settings" in made.command else comparison.own_settings
     told = [f"{method}: {', '.join(f'{k} {v}' for k, v in values.items())}" for method, values in own.items()]
-    settings = f"Settings of their own: {'; '.join(told)}.\n\n" if told else ""
-    commands = [f"`{made.command}`"]
+    settings = markdown_text(f"Settings of their own: {'; '.join(told)}.") + "\n\n" if told else ""
+    commands = [markdown_code(made.command)]
     for label, other in comparison.others.items():
-        commands.append(f"`{other.about.command}` (@{label}{_seconds(other.preparation, ', ')})")
+        before = _seconds(other.preparation, ", ")
+        commands.append(f"{markdown_code(other.about.command)} (@{markdown_text(label)}{before})")
     return _how_made(commands, parts, settings)
 
 
@@ -132,11 +136,6 @@ def _seconds(preparation: dict[str, float], before: str = "") -> str:
     return f"{before}seconds before the runs: {told}" if told else ""
 
 
-def console(comparison: Comparison) -> Table:
-    header, lines = rows(comparison)
-    table = Table(title=comparison.title, caption=caption(comparison))
-    for name in header:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
+def show(comparison: Comparison) -> None:
+    """Print the table."""
+    show_table(comparison.title, *rows(comparison), width=200, note=caption(comparison))

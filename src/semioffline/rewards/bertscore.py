@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from semioffline.errors import UserError
-from semioffline.rewards.contract import Options, check_references, package_version, positive
+from semioffline.rewards.contract import RewardOptions, check_references, package_version, positive
 from semioffline.rewards.encoder import LOAD_OPTIONS, EncoderReward, own_precision, short_name
 
 LAYERS = {
@@ -29,7 +29,7 @@ class BertScore(EncoderReward):
     """
 
     name = "bertscore"
-    options: ClassVar[Options] = {"layer": positive, **LOAD_OPTIONS}
+    options: ClassVar[RewardOptions] = {"layer": positive, **LOAD_OPTIONS}
 
     def __init__(
         self,

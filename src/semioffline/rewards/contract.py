@@ -165,11 +165,11 @@ def package_version() -> str:
         return "dev"
 
 
-Options = Mapping[str, Callable[[str], object]]
+RewardOptions = Mapping[str, Callable[[str], object]]
 """Options that a reward takes: name -> how its text is read."""
 
 
-def parse_options(given: str, known: Options) -> tuple[str, dict[str, object]]:
+def parse_options(given: str, known: RewardOptions) -> tuple[str, dict[str, object]]:
     """ "NAME?pair=true&dtype=bfloat16" -> ("NAME", {"pair": True, "dtype": "bfloat16"}); `known` reads each value."""
     name, _, tail = given.partition("?")
     options: dict[str, object] = {}

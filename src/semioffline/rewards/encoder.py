@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 from semioffline.errors import UserError, unknown
-from semioffline.rewards.contract import BaseReward, Options, parse_options, positive
+from semioffline.rewards.contract import BaseReward, RewardOptions, parse_options, positive
 from semioffline.untrusted import loading
 
 DTYPES = ("float32", "bfloat16", "float16")
-LOAD_OPTIONS: Options = {"device": str, "dtype": str, "batch_size": positive, "max_length": positive}
+LOAD_OPTIONS: RewardOptions = {"device": str, "dtype": str, "batch_size": positive, "max_length": positive}
 """Options that every model reward takes."""
 
 
@@ -21,7 +21,7 @@ class EncoderReward(BaseReward):
     on_device = True
     auto_class: ClassVar[str] = "AutoModel"
     """The class of Transformers that loads the model."""
-    options: ClassVar[Options] = LOAD_OPTIONS
+    options: ClassVar[RewardOptions] = LOAD_OPTIONS
     """What may stand behind the `?` of its name."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from semioffline.errors import UserError, unknown
-from semioffline.rewards.contract import Options, package_version, yes_or_no
+from semioffline.rewards.contract import RewardOptions, package_version, yes_or_no
 from semioffline.rewards.encoder import LOAD_OPTIONS, EncoderReward, batches, own_precision
 
 
@@ -19,7 +19,7 @@ class ModelReward(EncoderReward):
     """
 
     auto_class = "AutoModelForSequenceClassification"
-    options: ClassVar[Options] = {"pair": yes_or_no, "label": str, **LOAD_OPTIONS}
+    options: ClassVar[RewardOptions] = {"pair": yes_or_no, "label": str, **LOAD_OPTIONS}
 
     def __init__(
         self,

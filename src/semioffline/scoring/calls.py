@@ -12,8 +12,12 @@ from typing import Any
 from semioffline.errors import UserError
 from semioffline.rewards.contract import Reward
 from semioffline.rewards.limits import time_limit
+from semioffline.validation import show
 
 logger = logging.getLogger(__name__)
+
+LARGEST = 1e15
+"""Rewards are below it: float32 has no room for the squares of much larger ones, and training would end in NaN."""
 
 
 class RewardError(UserError):
@@ -92,7 +96,7 @@ def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
         )
     if len(out) != number:
         raise RewardError(f"the reward function '{name}' returned {len(out)} values for {number} samples")
-    if set(map(type, out)) == {float} and math.isfinite(sum(out)):  # nearly always
+    if set(map(type, out)) == {float} and -LARGEST < min(out) <= max(out) < LARGEST and math.isfinite(sum(out)):
         return list(out)
     values = [_number(name, at, value, text) for at, (value, text) in enumerate(zip(out, texts, strict=True))]
     missing = sum(map(math.isnan, values)) - sum(value is None for value in out)
@@ -112,10 +116,10 @@ def _number(name: str, at: int, value: Any, text: str) -> float:
         value = math.nan
     if not isinstance(value, (int, float)) and hasattr(value, "item"):
         value = value.item()
-    if not isinstance(value, (int, float)) or math.isinf(value):
+    if not isinstance(value, (int, float)) or abs(value) >= LARGEST:
         raise RewardError(
-            f"the reward function '{name}' returned {value!r} for sample {at}, {text[:80]!r}: "
-            "expected a finite number or None"
+            f"the reward function '{name}' returned {show(value)} for sample {at}, {text[:80]!r}: "
+            f"expected a finite number between -{LARGEST:g} and {LARGEST:g}, or None"
         )
     return float(value)
 

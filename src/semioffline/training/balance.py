@@ -92,5 +92,5 @@ class Balance:
 
     def load(self, folder: Path) -> None:
         if (folder / FILE).exists():
-            found = json.loads((folder / FILE).read_text())
+            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
             self.measured = {name: _Measured(**term) for name, term in found.items()}

@@ -37,7 +37,7 @@ class SafeCheckpoints(Trainer):
 
     policy: Any
     step_metrics: dict[str, list[float | Tensor]]
-    _staging: str | None = None
+    staging: str | None = None
     _resumed: str | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -58,6 +58,8 @@ class SafeCheckpoints(Trainer):
         finally:
             self.args.eval_on_start = first
         self._check_weights()
+        if self._resumed is not None and self.args.should_save:  # a kill may have come before
+            self._remove_old()
         return done._replace(training_loss=done.metrics["train_loss"])
 
     def _check_weights(self) -> None:
@@ -68,7 +70,7 @@ class SafeCheckpoints(Trainer):
             raise UserError(f"the weights are not finite after step {step}: lower the learning rate or rl_weight")
 
     def _get_output_dir(self, trial: Any) -> str:
-        return self._staging or super()._get_output_dir(trial)
+        return self.staging or super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint aside and rename it, so that a kill while saving leaves the last complete one."""
@@ -80,11 +82,11 @@ class SafeCheckpoints(Trainer):
             shutil.rmtree(staging, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         with writing(Path(folder, name), Path(staging) if self.args.should_save else None):
-            self._staging = staging
+            self.staging = staging
             try:
                 super()._save_checkpoint(model, trial)
             finally:
-                self._staging = None
+                self.staging = None
             self._save_progress(Path(staging, name))
             self.accelerator.wait_for_everyone()
             if self.state.best_global_step:
@@ -96,12 +98,14 @@ class SafeCheckpoints(Trainer):
                 write_sums(Path(staging, name))
                 sync_file(Path(folder, LOG))  # a checkpoint continues the log that is there
                 replace_folder(Path(staging, name), Path(folder, name))
-                rotate_checkpoints(
-                    output_dir=folder,
-                    save_total_limit=self.args.save_total_limit,
-                    best_model_checkpoint=self.state.best_model_checkpoint,
-                )
+                self._remove_old()
         self.accelerator.wait_for_everyone()
+
+    def _remove_old(self) -> None:
+        """What is not complete, and checkpoints beyond `save_total_limit`."""
+        folder, best = super()._get_output_dir(None), self.state.best_model_checkpoint
+        shutil.rmtree(os.path.join(folder, STAGING), ignore_errors=True)
+        rotate_checkpoints(output_dir=folder, save_total_limit=self.args.save_total_limit, best_model_checkpoint=best)
 
     # ---- what was counted ----
 

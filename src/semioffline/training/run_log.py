@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from semioffline.algorithm.tensors import CompletionRow
 from semioffline.files import append_line, keep_lines, make_folder, read_log, write_atomically
+from semioffline.printing import one_line, say
 
 LOG = "metrics.jsonl"
 
@@ -99,4 +100,5 @@ def write_completions(folder: Path, step: int, rows: list[CompletionRow], to_pri
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stored)
     write_atomically(folder / "completions" / f"step-{step}.parquet", stored.getvalue())
     for row in rows[:to_print]:
-        print(f"step {step}  reward {row['reward']:.3f}  {row['masked_target']}  ->  {row['sample']}", flush=True)
+        target, sample = one_line(row["masked_target"]), one_line(row["sample"])
+        say(f"step {step}  reward {row['reward']:.3f}  {target}  ->  {sample}")

@@ -40,6 +40,7 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
 from semioffline.training.run_log import RunLog, as_numbers, write_completions
+from semioffline.validation import show
 
 
 class NonFiniteLoss(UserError):
@@ -83,7 +84,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
                 f"{args.n_gpu} GPUs in one process: start with `accelerate launch`, or set CUDA_VISIBLE_DEVICES=0"
             )
         if eval_dataset is None and args.eval_strategy != "no":
-            raise UserError(f"eval_strategy={args.eval_strategy} needs an eval_dataset (a validation split)")
+            raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
         train_dataset = self.prepare(train_dataset, args, self.method.static_target, self.method.needs_candidates)
@@ -136,7 +137,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         made = self.optimizer is None
-        optimizer = super().create_optimizer(*args, **kwargs)
+        with told_in_one_line(ValueError, ImportError, before=f"optim={show(self.args.optim)}: "):
+            optimizer = super().create_optimizer(*args, **kwargs)
         if made and self.args.cuda_graphs and self.accelerator.scaler is None:
             replay_updates(self.policy.trunk, optimizer, self.accelerator)
         return optimizer
@@ -356,7 +358,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""
         folder = Path(output_dir or str(self.args.output_dir))
-        with nullcontext(folder) if self._staging else whole_folder(folder) as part:
+        with nullcontext(folder) if self.staging else whole_folder(folder) as part:
             self.policy.save(part, state_dict)
             self.method.save(part)
             if self.balance is not None:

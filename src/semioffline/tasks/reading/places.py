@@ -66,6 +66,8 @@ def _find_files(source: Any, split: str | None) -> list[Path] | None:
     """The files meant by a path, a folder or a list; None for what must be a name on the Hub."""
     if isinstance(source, str | Path):
         path, text = as_path(source), str(source)
+        if "://" in text:
+            raise UserError(f"'{text}' is an address: download it first, and name the file or folder.")
         written_as_path = isinstance(source, Path) or text.startswith(("/", "./", "../", "~")) or text.endswith("/")
         if path.is_dir():
             return _split_files(path, split)

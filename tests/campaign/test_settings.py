@@ -1,0 +1,163 @@
+"""Every setting, from Python and on the command line: what its description forbids is refused in one line that names
+it, before anything is loaded, and what it allows is accepted."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.campaign.inputs import (
+    COMMANDS,
+    DECODING,
+    WITH,
+    Case,
+    command_cases,
+    promised,
+    python_cases,
+)
+
+from semioffline.cli import main
+from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.train import TrainOptions
+from semioffline.config import MethodConfig
+from semioffline.errors import UserError
+from semioffline.methods.registry import config_class, method_names
+from semioffline.policy.decoding import Decoding
+from semioffline.policy.policy import Policy
+from semioffline.validation import show
+
+SAMPLE, SEED = 75, 20
+PYTHON, COMMAND = python_cases(), command_cases()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """In an empty folder, without a model; the environment is as before afterwards."""
+
+    def load(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a model is loaded before the settings are checked")
+
+    before = dict(os.environ)
+    monkeypatch.setattr(Policy, "load", load)
+    monkeypatch.chdir(tmp_path)
+    yield
+    os.environ.clear()
+    os.environ.update(before)  # torch_compile sets variables
+
+
+def make(case: Case) -> None:
+    given = {case.name: case.value}
+    if case.where == "Decoding":
+        Decoding(**(_decoding(case) if case.allowed else {}) | given)
+    elif case.where in (MethodConfig.__name__, *method_names()):
+        kind = MethodConfig if case.where == MethodConfig.__name__ else config_class(case.where)
+        kind(**{"output_dir": "x", "use_cpu": True} | _with(case) | given)
+    else:
+        kinds = {kind.__name__: kind for kinds in COMMANDS.values() for kind in kinds} | {"TrainOptions": TrainOptions}
+        kinds[case.where](**given)
+
+
+def _with(case: Case) -> dict[str, Any]:
+    eos = {"eos_after": {"observation": "no_mask"}, "draw_end": {"observation": "no_mask"}}
+    return (WITH.get(case.name, {}) if case.allowed else {}) | (eos.get(case.name, {}) if "ablat" in case.where else {})
+
+
+def _decoding(case: Case) -> dict[str, Any]:
+    if case.name == "num_beam_groups" and case.value == 1:
+        return {}
+    return DECODING.get(case.name, {}) if case.name != "diversity_penalty" or case.value else {}
+
+
+def problem_in_python(case: Case) -> str | None:
+    """What the library does wrong; None where it does what the description says."""
+    try:
+        make(case)
+    except UserError as error:
+        if case.allowed:
+            return f"is refused: {error}" if promised(case) else None
+        return _problem_of(case, str(error))
+    except Exception as error:
+        return f"ends in {error!r}"
+    return None if case.allowed else "is accepted"
+
+
+def _problem_of(case: Case, message: str) -> str | None:
+    if case.name not in message:
+        return f"is refused without its name: {message}"
+    if "\n" in message or len(message) > 600:
+        return f"is refused in more than a line: {message[:300]}"
+    return None if "must" in message or "invalid choice" in message else f"is not told what is allowed: {message}"
+
+
+def problem_on_the_command_line(case: Case, told: Callable[[], str]) -> str | None:
+    """told: what has been printed on stderr since the last call."""
+    flags = [f"--{case.name}={case.value}"]
+    if case.allowed:
+        try:
+            _parse(case, [*flags, *(f"--{name}={value}" for name, value in _with(case).items())])
+        except UserError as error:
+            return f"is refused: {error}" if promised(case) else None
+        return None
+    told()
+    try:
+        code = main([*case.where.split(), *flags])
+    except Exception as error:
+        return f"ends in {error!r}"
+    lines = told().splitlines()
+    if code != 2 or len(lines) != 1:
+        return f"ends with code {code} and {lines}"
+    return _problem_of(case, lines[0])
+
+
+def _parse(case: Case, flags: list[str]) -> None:
+    command, *method = case.where.split()
+    if method:
+        parse(case.where, [DataOptions, ModelOptions, TrainOptions, config_class(method[0])], flags)
+    else:
+        parse(command, COMMANDS[command], flags)
+
+
+def told_of(problems: list[tuple[Case, str | None]]) -> str:
+    return "\n".join(f"{c.where} {c.name}={show(c.value)} {told}" for c, told in problems if told)
+
+
+def by_setting(cases: list[Case]) -> list[Any]:
+    """The cases of each setting, as parameters of a test."""
+    ordered = sorted(cases, key=lambda case: (case.where, case.name))
+    grouped = groupby(ordered, key=lambda case: (case.where, case.name))
+    return [pytest.param(list(group), id=f"{where}-{name}") for (where, name), group in grouped]
+
+
+def test_there_are_thousands_of_inputs_and_many_of_them_are_allowed() -> None:
+    assert len(PYTHON) + len(COMMAND) >= 2000
+    for cases in (PYTHON, COMMAND):
+        assert 0.05 < sum(case.allowed for case in cases) / len(cases) < 0.5
+
+
+def test_a_sample_of_inputs_in_python_ends_as_described() -> None:
+    chosen = random.Random(SEED).sample(PYTHON, SAMPLE)
+    assert not told_of([(case, problem_in_python(case)) for case in chosen])
+
+
+def test_a_sample_of_inputs_on_the_command_line_ends_as_described(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = random.Random(SEED).sample(COMMAND, SAMPLE)
+    assert not told_of([(case, problem_on_the_command_line(case, lambda: capsys.readouterr().err)) for case in chosen])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("cases", by_setting(PYTHON))
+def test_every_input_in_python_ends_as_described(cases: list[Case]) -> None:
+    assert not told_of([(case, problem_in_python(case)) for case in cases])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("cases", by_setting(COMMAND))
+def test_every_input_on_the_command_line_ends_as_described(
+    cases: list[Case], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not told_of([(case, problem_on_the_command_line(case, lambda: capsys.readouterr().err)) for case in cases])
