@@ -16,6 +16,7 @@ from toy import build_rows, build_tokenizer, save_model
 from transformers import BartConfig, BartForConditionalGeneration
 
 from semioffline.cli import main
+from semioffline.files import is_unused
 
 ROWS = build_rows(6).to_list()
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -110,7 +111,7 @@ def refused(capsys: pytest.CaptureFixture) -> Callable[..., str]:
 
 def is_free(folder: Path) -> bool:
     """Whether a run can be started there without --resume."""
-    return not folder.exists() or not any(folder.iterdir())
+    return not folder.exists() or is_unused(folder)
 
 
 # ---- the data ----
