@@ -15,9 +15,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"errors"},),
     ({"validation"}, {"printing"}),
     ({"config"},),
-    ({"files"},),
-    ({"records"},),
-    ({"untrusted"},),
+    ({"storage"},),
     ({"algorithm"},),
     ({"cuda"},),
     ({"policy"}, {"rewards"}, {"tasks"}),
@@ -35,7 +33,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
 other. Imports inside functions and under TYPE_CHECKING count."""
 
 TORCH_ONLY = ("tensors", "masking", "sampling", "losses")
-PLAIN_STRINGS = ("errors", "files", "printing", "records", "untrusted", "rewards", "tasks", "validation")
+PLAIN_STRINGS = ("errors", "printing", "storage", "rewards", "tasks", "validation")
 WORKER = ("calls", "fast_decode", "named", "pool", "worker")
 """Modules of `scoring` that worker processes load: without torch."""
 FILES = sorted(PACKAGE.rglob("*.py"))

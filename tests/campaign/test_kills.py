@@ -19,7 +19,7 @@ from campaign import faults
 from campaign.commands import Command, build_commands
 from campaign.conftest import Tally
 from integration.toy import start_process
-from semioffline.files import find_damage
+from semioffline.storage.files import find_damage
 
 NAMES = ("train", "train actor_critic", "candidates", "evaluate", "compare")
 PATIENCE = 180.0

@@ -16,7 +16,7 @@ from toy import build_rows, build_tokenizer, save_model
 from transformers import BartConfig, BartForConditionalGeneration
 
 from semioffline.cli import main
-from semioffline.files import is_unused
+from semioffline.storage.files import is_unused
 
 ROWS = build_rows(6).to_list()
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

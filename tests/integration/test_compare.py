@@ -624,7 +624,7 @@ def test_a_start_that_was_killed_while_it_was_saved_is_made_again(tmp_path):
 
 def test_a_comparison_in_use_is_refused_and_its_single_runs_are_not(tmp_path, capsys):
     flags = ["--methods", "semi_offline", "--budget_steps", "1"]
-    script = "import time\nfrom pathlib import Path\nfrom semioffline.files import lock_folder\n"
+    script = "import time\nfrom pathlib import Path\nfrom semioffline.storage.files import lock_folder\n"
     script += f"lock_folder(Path({str(tmp_path)!r}))\nprint(flush=True)\ntime.sleep(300)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as other:
         other.stdout.readline()

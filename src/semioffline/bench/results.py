@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self, cast
 
 from semioffline.experiments.provenance import Provenance
-from semioffline.records import Record
+from semioffline.storage.records import Record
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import IO
 
 from semioffline.cli.recipes import announce_code, take_recipe
 from semioffline.errors import UserError, unknown
-from semioffline.files import opened_folder, release_locks
 from semioffline.printing import one_line, plain, prepare_streams, say
+from semioffline.storage.files import opened_folder, release_locks
 
 COMMANDS = {
     "demo": "train and compare M-FT and semi-offline RL on a small synthetic task",

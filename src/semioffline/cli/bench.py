@@ -12,9 +12,9 @@ from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about, open_folder
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError, unknown
-from semioffline.files import write_atomically
 from semioffline.printing import say
 from semioffline.scoring.reward_set import check_names
+from semioffline.storage.files import write_atomically
 from semioffline.tasks.reading.kinds import model_kind
 from semioffline.validation import BATCH, BEAMS, PROCESSES, SAMPLES, Options, Range, setting
 

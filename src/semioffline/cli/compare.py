@@ -24,8 +24,8 @@ from semioffline.experiments.results import Comparison
 from semioffline.experiments.runs import run_one
 from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
-from semioffline.files import write_atomically
 from semioffline.printing import say
+from semioffline.storage.files import write_atomically
 
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}

@@ -18,7 +18,7 @@ from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START
 from semioffline.methods.registry import check_method, config_class
 from semioffline.policy.decoding import Decoding
-from semioffline.untrusted import check_name
+from semioffline.storage.untrusted import check_name
 from semioffline.validation import (
     BEAMS,
     NOT_NEGATIVE,

@@ -17,10 +17,10 @@ from semioffline.data.lengths import text_limits
 from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.results import write_predictions
-from semioffline.files import checksum
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
+from semioffline.storage.files import checksum
 from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SEED, TOKENS, Options, setting
 
 

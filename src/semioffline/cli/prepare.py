@@ -21,10 +21,10 @@ from semioffline.cli.recipes import Recipe
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.errors import UserError
 from semioffline.experiments.identity import TEXT
-from semioffline.files import lock_folder, make_folder, read_json, write_atomically
 from semioffline.methods.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet, check_names
+from semioffline.storage.files import lock_folder, make_folder, read_json, write_atomically
 
 if TYPE_CHECKING:
     from datasets import Dataset

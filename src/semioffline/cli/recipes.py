@@ -8,7 +8,7 @@ from typing import Any
 from semioffline.errors import UserError, told_in_one_line
 from semioffline.printing import say
 from semioffline.rewards.registry import FAMILIES
-from semioffline.untrusted import check_settings, parse_json, parse_yaml
+from semioffline.storage.untrusted import check_settings, parse_json, parse_yaml
 
 Recipe = dict[str, object]
 """Settings by name, as YAML has them."""

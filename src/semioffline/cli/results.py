@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semioffline.evaluation.results import MetricResult
-from semioffline.records import Record
+from semioffline.storage.records import Record
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.evaluation.results import MetricResult
 from semioffline.experiments.provenance import Provenance, Versions
-from semioffline.files import is_unused, lock_folder, open_for_writing, write_atomically
 from semioffline.printing import show_table
+from semioffline.storage.files import is_unused, lock_folder, open_for_writing, write_atomically
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

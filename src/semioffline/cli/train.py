@@ -17,10 +17,10 @@ from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, 
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.errors import UserError, changes, told_in_one_line
 from semioffline.evaluation.results import write_predictions
-from semioffline.files import read_json
 from semioffline.methods.registry import config_class, load_method, method_names
 from semioffline.printing import say
-from semioffline.untrusted import parse_yaml
+from semioffline.storage.files import read_json
+from semioffline.storage.untrusted import parse_yaml
 from semioffline.validation import BATCH, Options, setting
 
 

@@ -15,11 +15,11 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import text_uniforms
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError, changes
-from semioffline.files import make_folder, read_json, write_atomically
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.scoring.calls import reward_columns
 from semioffline.scoring.reward_set import RewardSet
+from semioffline.storage.files import make_folder, read_json, write_atomically
 
 OUTPUT = "candidates.jsonl"
 DIGEST = "digest"

@@ -9,9 +9,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from semioffline.data.examples import Collator, Examples
-from semioffline.files import append_line, keep_lines, read_log
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
+from semioffline.storage.files import append_line, keep_lines, read_log
 
 
 def generate_ids(

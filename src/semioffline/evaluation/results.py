@@ -10,8 +10,8 @@ import numpy as np
 
 from semioffline.data.examples import Examples
 from semioffline.evaluation.statistics import CorpusScore, bootstrap_interval, corpus_value
-from semioffline.files import write_atomically
-from semioffline.records import Record
+from semioffline.storage.files import write_atomically
+from semioffline.storage.records import Record
 
 
 @dataclass(frozen=True)

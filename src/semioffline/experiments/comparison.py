@@ -16,7 +16,7 @@ from semioffline.experiments.results import Comparison
 from semioffline.experiments.runs import check_finished_run, run_one
 from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
-from semioffline.files import make_folder, writing
+from semioffline.storage.files import make_folder, writing
 
 
 def compare(plan: Plan, say: Callable[[str], None]) -> Comparison:

@@ -8,8 +8,8 @@ from pathlib import Path
 from semioffline.errors import UserError
 from semioffline.experiments.plan import START, read_run, run_folder
 from semioffline.experiments.results import Comparison, OtherComparison, RunResult
-from semioffline.files import read_json
-from semioffline.untrusted import check_name
+from semioffline.storage.files import read_json
+from semioffline.storage.untrusted import check_name
 
 Runs = dict[str, list[RunResult]]
 """method -> its runs, one per seed"""

@@ -16,7 +16,7 @@ from semioffline.evaluation.metrics import Metric
 from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.results import RunResult
 from semioffline.policy.policy import Policy
-from semioffline.untrusted import check_name
+from semioffline.storage.untrusted import check_name
 
 START = "start"
 """The row of the initial checkpoint, which all methods start from."""

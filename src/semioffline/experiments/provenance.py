@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from semioffline.records import Record
+from semioffline.storage.records import Record
 
 Versions = Mapping[str, str | int | list[str] | None]
 """Packages and the machine: name -> version, `cores` -> their number, `gpus` -> their names."""

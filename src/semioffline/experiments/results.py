@@ -8,7 +8,7 @@ from typing import Self
 
 from semioffline.evaluation.results import MetricResult
 from semioffline.experiments.provenance import Provenance
-from semioffline.records import Record
+from semioffline.storage.records import Record
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from semioffline.experiments.identity import EVALUATION, run_settings
 from semioffline.experiments.plan import RESULT, START, Plan, read_run
 from semioffline.experiments.results import CurvePoint, RunResult, Timing
 from semioffline.experiments.timing import fit_into_budget, free_memory, known_timings, time_method
-from semioffline.files import lock_folder, make_folder, read_json, write_atomically
 from semioffline.policy.meter import peak_memory
+from semioffline.storage.files import lock_folder, make_folder, read_json, write_atomically
 from semioffline.training.trainer import SemiOfflineTrainer
 
 SETTINGS = "settings.json"

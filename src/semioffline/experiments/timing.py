@@ -18,8 +18,8 @@ from semioffline.data.examples import Examples
 from semioffline.errors import UserError
 from semioffline.experiments.plan import START, Plan
 from semioffline.experiments.results import Timing
-from semioffline.files import read_json, write_atomically
 from semioffline.methods.registry import load_method
+from semioffline.storage.files import read_json, write_atomically
 from semioffline.training.trainer import SemiOfflineTrainer
 
 PROBE_WARM, PROBE_TIMED = 3, 5

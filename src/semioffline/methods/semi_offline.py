@@ -38,9 +38,7 @@ class SemiOfflineConfig(GroupSettings):
     mask_unit: MaskUnit = setting("token", "Mask single tokens or whole words: token | word.", "Masking")
     mask_pattern: MaskPattern = setting("random", "Positions to mask: random | suffix | span | mixed.", "Masking")
     mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Masking", Range(1, 10**6))
-    eos_after: int | None = setting(
-        None, "EOS may be drawn after this many tokens, so that samples may end early.", "Masking", STEPS
-    )
+    eos_after: int | None = setting(None, "After this many tokens EOS may be drawn, to end early.", "Masking", STEPS)
     draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Masking")
 
     def problems(self) -> list[str]:

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from semioffline.errors import UserError
-from semioffline.untrusted import loading
+from semioffline.storage.untrusted import loading
 
 logger = logging.getLogger(__name__)
 LOCAL_CODE: dict[str, Any] = {"trust_remote_code": False}

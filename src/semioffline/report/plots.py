@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.experiments.results import Comparison, CurvePoint
-from semioffline.files import write_atomically
 from semioffline.printing import one_line
+from semioffline.storage.files import write_atomically
 
 logger = logging.getLogger(__name__)
 

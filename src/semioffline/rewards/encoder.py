@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from semioffline.errors import UserError, unknown
 from semioffline.rewards.contract import BaseReward, RewardOptions, parse_options, positive
-from semioffline.untrusted import loading
+from semioffline.storage.untrusted import loading
 
 DTYPES = ("float32", "bfloat16", "float16")
 LOAD_OPTIONS: RewardOptions = {"device": str, "dtype": str, "batch_size": positive, "max_length": positive}

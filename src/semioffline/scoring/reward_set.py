@@ -16,7 +16,7 @@ from semioffline.rewards.contract import Reward
 from semioffline.rewards.registry import FAMILIES
 from semioffline.scoring.calls import call, call_once, check, own_copy, raised
 from semioffline.scoring.named import find_reward, reward_names
-from semioffline.untrusted import check_name
+from semioffline.storage.untrusted import check_name
 
 Values = list[float] | np.ndarray
 """Of one reward function, a number for each sample."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from semioffline.algorithm.tensors import StepOutput
-from semioffline.files import write_atomically
+from semioffline.storage.files import write_atomically
 
 STEPS = 10
 """In which it is measured."""

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.trainer_utils import rotate_checkpoints
 
 from semioffline.errors import UserError
-from semioffline.files import find_damage, replace_folder, sync_file, write_atomically, write_sums, writing
+from semioffline.storage.files import find_damage, replace_folder, sync_file, write_atomically, write_sums, writing
 from semioffline.training.run_log import LOG, as_numbers
 
 STAGING = "incomplete-checkpoint"

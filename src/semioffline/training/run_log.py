@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.tensors import CompletionRow
-from semioffline.files import append_line, keep_lines, make_folder, read_log, write_atomically
 from semioffline.printing import one_line, say
+from semioffline.storage.files import append_line, keep_lines, make_folder, read_log, write_atomically
 
 LOG = "metrics.jsonl"
 

@@ -28,7 +28,6 @@ from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
 from semioffline.evaluation.results import Evaluation
-from semioffline.files import find_damage, whole_folder
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
@@ -37,6 +36,7 @@ from semioffline.policy.policy import Policy
 from semioffline.scoring.pool import spare_workers
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
+from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
 from semioffline.training.run_log import RunLog, as_numbers, write_completions

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from semioffline.errors import UserError
-from semioffline.untrusted import DEEPEST, JSON, check_escapes, in_words, parse_json
+from semioffline.storage.untrusted import DEEPEST, JSON, check_escapes, in_words, parse_json
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 PACKINGS = (".gz", ".bz2", ".xz", ".zst")

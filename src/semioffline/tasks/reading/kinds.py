@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from semioffline.untrusted import loading, parse_json
+from semioffline.storage.untrusted import loading, parse_json
 
 KINDS = ("t5", "encoder_decoder", "decoder_only")
 """t5 models are trained with a few words in front that name the job; other encoder-decoder models (BART, Pegasus) read

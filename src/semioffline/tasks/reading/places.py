@@ -9,8 +9,8 @@ from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, cast
 
 from semioffline.errors import UserError
+from semioffline.storage.untrusted import DEEPEST
 from semioffline.tasks.reading.formats import ENDINGS, MAX_ROW_MB, MOST_COLUMNS, DataRow, file_kind, read_file
-from semioffline.untrusted import DEEPEST
 
 if TYPE_CHECKING:
     from datasets import Dataset

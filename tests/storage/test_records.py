@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from semioffline.experiments.results import Comparison
-from semioffline.records import Record
+from semioffline.storage.records import Record
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 @dataclass(frozen=True)

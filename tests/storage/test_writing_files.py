@@ -16,7 +16,7 @@ import pytest
 import semioffline
 from semioffline.cli.run_folder import open_folder
 from semioffline.errors import UserError
-from semioffline.files import (
+from semioffline.storage.files import (
     append_line,
     find_damage,
     keep_lines,
@@ -42,7 +42,7 @@ ALLOWED = {
     ("training/checkpoints.py", "save_to_json"): "into a folder that gets its name when it is complete",
     ("training/run_log.py", "write_table"): "into memory",
 }
-"""(file, call) -> why it may write without `semioffline.files`"""
+"""(file, call) -> why it may write without `semioffline.storage.files`"""
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_nothing_else_writes_files() -> None:
         if path.name != "files.py"
         for name in writes(path)
     }
-    assert found - ALLOWED.keys() == set(), "write it with semioffline.files, or say here why not"
+    assert found - ALLOWED.keys() == set(), "write it with semioffline.storage.files, or say here why not"
     assert ALLOWED.keys() - found == set(), "these do not write any more"
 
 
@@ -192,7 +192,7 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     script = f"""
 import os, time
 from pathlib import Path
-from semioffline.files import lock_folder
+from semioffline.storage.files import lock_folder
 lock_folder(Path({str(tmp_path)!r}))
 forked = os.fork()
 if forked:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from semioffline.errors import UserError
-from semioffline.untrusted import check_name, parse_json, parse_yaml
+from semioffline.storage.untrusted import check_name, parse_json, parse_yaml
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What is kept on disk: files that are written whole, records in JSON, and what other people wrote, checked."""
