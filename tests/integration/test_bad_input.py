@@ -354,8 +354,8 @@ def test_recipes(recipe: str, parts: list[str], inputs: Path, train: Train, refu
         ('output_dir: "a\\0b"', ["no setting takes"]),
         ("# " + "x" * 200_000, ["larger than 100 kB"]),
         ("prompt_template: '-- {prompt!r}'", ["prompt_template", "without a format or conversion"]),
-        ("max_row_mb: -1", ["max_row_mb=-1.0"]),
-        ("max_row_mb: .nan", ["max_row_mb=nan"]),
+        ("max_row_mb: -1", ["max_row_mb -1.0", "above 0"]),
+        ("max_row_mb: .nan", ["max_row_mb nan", "finite"]),
         ("max_row_mb: 1.0e-4", ["good.jsonl, line 1", "--max_row_mb"]),
     ],
 )
@@ -434,7 +434,7 @@ def test_code_is_found_wherever_a_recipe_names_it(
         ("mft@", "METHOD@LABEL"),
         ("mft@a@b", "METHOD@LABEL"),
         ("../mft", "unknown method"),
-        ("", "unknown method"),
+        ("", "must not be empty"),
     ],
 )
 def test_labels_that_cannot_be_folders(label: str, part: str, inputs: Path, refused, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from semioffline.errors import UserError
@@ -27,9 +26,17 @@ def labelled_folders(words: list[str]) -> dict[str, Path]:
             raise UserError(f"--beside {word}: another folder has the label {label}")
         if not (Path(folder) / "comparison.json").is_file():
             raise UserError(f"--beside {word}: a finished comparison has a comparison.json")
-        read_json(Path(folder) / "comparison.json")
+        _read_comparison(Path(folder), label)
         found[label] = Path(folder)
     return found
+
+
+def _read_comparison(folder: Path, label: str) -> Comparison:
+    try:
+        return Comparison.from_json(read_json(folder / "comparison.json"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"--beside {label}={folder} cannot be read as a comparison: {what}") from error
 
 
 def read_other(folder: Path, label: str, own: Runs) -> tuple[OtherComparison, Runs]:
@@ -37,8 +44,8 @@ def read_other(folder: Path, label: str, own: Runs) -> tuple[OtherComparison, Ru
 
     Both must start from the same checkpoint and test it in the same way.
     """
+    comparison = _read_comparison(folder, label)
     try:
-        comparison = Comparison.from_json(json.loads((folder / "comparison.json").read_text(encoding="utf-8")))
         runs = {
             f"{method}@{label}": [read_run(run_folder(folder, method, seed)) for seed in summary.seeds]
             for method, summary in comparison.methods.items()
