@@ -1,9 +1,12 @@
 """A limit on the time of a reward, and another try."""
 
 import asyncio
+import json
 import pickle
+import socket
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -103,6 +106,38 @@ def test_the_last_error_is_told_with_the_name(kind):
 def test_or_the_samples_are_left_out(kind):
     sums, _ = RewardSet(Retry(kind(9), attempts=2, wait=0, give_up="none"))(COLUMNS)
     assert all(value != value for value in sums)
+
+
+@pytest.mark.parametrize(
+    "broken_answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n[1",  # incomplete
+        b"HTTP/1.1 abc\r\n\r\n",  # malformed
+        b"not HTTP\r\n\r\n",
+        b"",  # the connection ends
+    ],
+    ids=["incomplete", "malformed", "not HTTP", "nothing"],
+)
+def test_an_incomplete_or_malformed_answer_is_asked_for_again(broken_answer):
+    answers = [broken_answer, b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n[1, 3]"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            for answer in answers:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        def service(completions, **kwargs):
+            port = server.getsockname()[1]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+                return json.loads(answer.read())
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert Retry(service, attempts=2, wait=0)(**COLUMNS) == [1, 3]
+        thread.join(10)
 
 
 def test_mistakes_in_the_reward_are_not_tried_again():

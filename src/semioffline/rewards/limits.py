@@ -7,6 +7,7 @@ import inspect
 import threading
 import time
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
 
 from semioffline.errors import UserError
@@ -64,9 +65,10 @@ def time_limit(function: RewardFunction, seconds: float | None) -> RewardFunctio
 class Retry(WrappedReward):
     """Calls again when a call fails: at most `attempts` times, after `wait` seconds, then twice as long, and so on.
 
-    `errors` says what is worth another try: by default what networks do (OSError, which ConnectionError, TimeoutError
-    and urllib's URLError are). When the last attempt fails its error is raised and training stops, with the last
-    checkpoint in place; with `give_up="none"` the samples are left out instead (a reward of None each).
+    `errors` says what is worth another try. By default these are the errors of networks: OSError (ConnectionError,
+    TimeoutError, urllib's URLError) and HTTPException (an answer that is incomplete or malformed). When the last
+    attempt fails its error is raised and training stops, with the last checkpoint in place; with `give_up="none"` the
+    samples are left out instead (a reward of None each).
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Retry(WrappedReward):
         function: RewardFunction,
         attempts: int = 3,
         wait: float = 1.0,
-        errors: tuple[type[BaseException], ...] = (OSError,),
+        errors: tuple[type[BaseException], ...] = (OSError, HTTPException),
         give_up: str = "raise",
     ) -> None:
         if attempts < 1 or wait < 0:
