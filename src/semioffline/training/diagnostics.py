@@ -1,0 +1,301 @@
+"""Signs of trouble in the log of a run, each with figures and what to try. The console reports them during training,
+the report afterwards: both read the lines of metrics.jsonl.
+
+The thresholds are for advice, not for proof: each is set where a user would want to look, and far from what healthy
+runs show. No rule needs more than the log, so every run folder can be read again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+Line = Mapping[str, float]
+"""One line of metrics.jsonl."""
+RECENT = 3
+"""Training lines that a rule looks at: one line may be an exception, and three come early."""
+PER_TEXT = ("eval_length", "eval_repetition", "eval_distinct")
+OUTPUTS = ("eval_identical", "eval_identical_references", "eval_length_references", "eval_frac_reward_none")
+NO_METRIC = {"eval_reward", "eval_runtime", *PER_TEXT, *OUTPUTS}
+"""Evaluation metrics of which more is not better."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sign of trouble."""
+
+    name: str
+    """The rule that found it; each is reported once in a run."""
+    text: str
+    """One sentence with figures."""
+    advice: str
+    """What to try, with the flag."""
+    step: int | None
+    """When it was first seen."""
+
+
+@dataclass
+class Diagnostics:
+    """Reads a log line by line. `add` returns what is new."""
+
+    train: list[Line] = field(default_factory=list)
+    """Lines of training steps."""
+    evals: list[Line] = field(default_factory=list)
+    """Lines of evaluations."""
+    found: dict[str, Finding] = field(default_factory=dict)
+
+    def add(self, line: Line) -> list[Finding]:
+        """The problems that this line shows first."""
+        kind = "loss" if "loss" in line else "eval" if any(name.startswith("eval_") for name in line) else ""
+        if not kind:
+            return []
+        (self.train if kind == "loss" else self.evals).append(line)
+        new = []
+        for name, rule in (TRAIN_RULES if kind == "loss" else EVAL_RULES).items():
+            told = rule(self) if name not in self.found else None
+            if told is not None:
+                step = line.get("step")
+                self.found[name] = Finding(name, *told, step=None if step is None else int(step))
+                new.append(self.found[name])
+        return new
+
+    @property
+    def uses_reward(self) -> bool:
+        """Whether the run is trained on a reward: fine-tuning is expected to change the outputs."""
+        return bool(self.train) and "reward" in self.train[-1]
+
+    def recent(self, name: str) -> list[float]:
+        """The last RECENT values in training lines; none before there are so many."""
+        values = [line[name] for line in self.train[-RECENT:] if _is_number(line.get(name))]
+        return values if len(values) == RECENT else []
+
+    def drift(self, name: str) -> tuple[float, float] | None:
+        """A metric of the first and of the last evaluation."""
+        values = [line.get(name) for line in (self.evals[0], self.evals[-1])]
+        if not self.uses_reward or len(self.evals) < 2 or not all(map(_is_number, values)):
+            return None
+        return float(self.evals[0][name]), float(self.evals[-1][name])
+
+
+def find_problems(log: Sequence[Line]) -> list[Finding]:
+    """What the lines of metrics.jsonl show, in the order in which it was first seen; nothing twice."""
+    diagnostics = Diagnostics()
+    return [finding for line in log for finding in diagnostics.add(line)]
+
+
+Told = tuple[str, str] | None
+"""Text and advice, or nothing."""
+
+
+# ---- training lines ----
+
+
+def rl_gradient(log: Diagnostics, most: float = 10.0) -> Told:
+    """The RL gradient outweighs the MLE gradient. Ratios up to about 10 have raised validation rewards (SAMSum); beyond
+    it the text was lost on every task we tried. A run with --rl_ratio has chosen its ratio."""
+    if "rl_weight" in log.train[-1]:
+        return None
+    ratios = [line["grad/rl"] / line["grad/mle"] for line in log.train[-RECENT:] if line.get("grad/mle", 0) > 0 and
+              _is_number(line.get("grad/rl"))]  # fmt: skip
+    if len(ratios) < RECENT or median(ratios) <= most:
+        return None
+    text = (
+        f"the RL gradient is {median(ratios):.0f} times the MLE gradient: the outputs may lose the language of the data"
+    )
+    return text, "try --rl_ratio 1, which makes the two equal, or a lower --rl_weight"
+
+
+def equal_rewards(log: Diagnostics, most: float = 0.5) -> Told:
+    """Inputs whose samples have equal rewards add nothing to the RL gradient; here they are the majority. Methods with
+    one sample per input are left out (self_critic, actor_critic)."""
+    shares, last = log.recent("frac_reward_zero_std"), log.train[-1]
+    if "reward_greedy" in last or "loss/critic" in last or not shares or fmean(shares) <= most:
+        return None
+    if _constant_reward(log):
+        return None  # another rule's
+    text = f"for {fmean(shares):.0%} of the inputs all samples have the same reward: they teach the RL term nothing"
+    return text, (
+        "try more samples (--num_samples), a higher --mask_rate, or another static target (--static_target worst, "
+        "after `semioffline candidates`)"
+    )
+
+
+def reward_constant(log: Diagnostics) -> Told:
+    """Every sample of every input, in RECENT lines, has one and the same reward."""
+    value = _constant_reward(log)
+    if value is None:
+        return None
+    text = f"the reward is always {value:.4g}: there is nothing to learn from it"
+    return text, "look at completions/step-*.parquet, and call the reward function on a good and on a bad text"
+
+
+def _constant_reward(log: Diagnostics) -> float | None:
+    rewards = log.recent("reward")
+    parts = [name for name in log.train[-1] if name.startswith("rewards/") and name.endswith("/std")]
+    spread = [value for name in parts for value in log.recent(name)]
+    if not rewards or not spread or max(spread) > 1e-9 * max(1.0, abs(rewards[-1])):
+        return None
+    return rewards[-1] if max(rewards) - min(rewards) <= 1e-9 * max(1.0, abs(rewards[-1])) else None
+
+
+def reward_left_out(log: Diagnostics, most: float = 0.1) -> Told:
+    """Samples without a reward are drawn and thrown away. A tenth is more than a function that skips a few texts."""
+    shares = log.recent("frac_reward_none")
+    if not shares or fmean(shares) <= most:
+        return None
+    text = f"{fmean(shares):.0%} of the samples have no reward (None or NaN) and are left out"
+    return (
+        text,
+        "look at the samples in completions/ whose reward is NaN, and at where the reward function returns None",
+    )
+
+
+def truncated(log: Diagnostics, prompts: float = 0.1, completions: float = 0.02) -> Told:
+    """Cut prompts hide part of the input from the model: a tail of long ones is normal, a tenth is not. Cut completions
+    teach the model to stop in the middle: 2 % are enough to look."""
+    shares = {name: log.train[0].get(f"truncated/{name}", 0.0) for name in ("prompts", "completions", "candidates")}
+    cut = [f"{share:.0%} of the {name}" for name, share in shares.items()
+           if share > (prompts if name == "prompts" else completions)]  # fmt: skip
+    if not cut:
+        return None
+    flags = [flag for flag, names in (("--max_prompt_length", ("prompts",)), ("--max_completion_length",
+             ("completions", "candidates"))) if any(f" {name}" in told for name in names for told in cut)]  # fmt: skip
+    return f"{' and '.join(cut)} are cut to the maximum length", f"try a larger {' and '.join(flags)}"
+
+
+# ---- evaluation lines ----
+
+
+def reward_missing(log: Diagnostics, most: float = 0.1) -> Told:
+    """The validation reward is no number, or stands for a part of the inputs only."""
+    last = log.evals[-1]
+    if "eval_reward" in last and not _is_number(last["eval_reward"]):
+        return "the validation reward is not a number: no output got a reward", (
+            "evaluate by hand what the reward function returns for the outputs in predictions.jsonl"
+        )
+    share = last.get("eval_frac_reward_none", 0.0)
+    if share <= most:
+        return None
+    return f"{share:.0%} of the validation outputs have no reward (None or NaN)", (
+        "look at where the reward function returns None: the mean is over the others"
+    )
+
+
+def validation_falls(log: Diagnostics) -> Told:
+    """Two evaluations in a row are below the best one by more than chance while the reward of the samples rose."""
+    lines = [line for line in log.evals if _is_number(line.get("eval_reward"))]
+    if len(lines) < 3 or not log.uses_reward:
+        return None
+    best = max(lines, key=lambda line: line["eval_reward"])
+    if not all(_is_below(line, best, "eval_reward") for line in lines[-2:]):
+        return None
+    until = [line["reward"] for line in log.train if line.get("step", 0) <= best.get("step", 0) and "reward" in line]
+    now = [line["reward"] for line in log.train[-RECENT:] if "reward" in line]
+    before = fmean(until[-RECENT:]) if until else log.train[0].get("reward", math.nan)
+    if not now or not fmean(now) > before:
+        return None
+    text = (
+        f"the validation reward fell from {best['eval_reward']:.4g} (step {best.get('step', 0):.0f}) to "
+        f"{lines[-1]['eval_reward']:.4g} while the reward of the samples rose from {before:.4g} to {fmean(now):.4g}"
+    )
+    return text, (
+        "keep the best checkpoint (--load_best_model_at_end true), stop earlier (--early_stopping_patience 3), or "
+        "lower --learning_rate or --rl_weight"
+    )
+
+
+def metric_falls(log: Diagnostics, least: float = 0.05) -> Told:
+    """A metric that is not rewarded is below its first value by more than chance and by 5 % while the reward rose."""
+    rewards = log.drift("eval_reward")
+    if rewards is None or not rewards[1] > rewards[0]:
+        return None
+    rewarded = {f"eval_{name.split('/')[1]}" for name in log.train[-1] if name.startswith("rewards/")}
+    names = [n for n in log.evals[-1] if n.startswith("eval_") and n not in NO_METRIC | rewarded]
+    fallen = []
+    for name in (name for name in names if not name.endswith("_stderr")):
+        values = log.drift(name)
+        if values and values[1] < values[0] - least * abs(values[0]) and _is_below(log.evals[-1], log.evals[0], name):
+            fallen.append(f"{name.removeprefix('eval_')} fell from {values[0]:.4g} to {values[1]:.4g}")
+    if not fallen:
+        return None
+    return f"{' and '.join(fallen)} while the reward rose from {rewards[0]:.4g} to {rewards[1]:.4g}", (
+        "look at the outputs; try a lower --rl_weight (or --rl_ratio 1), or add the metric as a second --reward"
+    )
+
+
+def length_drift(log: Diagnostics, most: float = 0.3) -> Told:
+    """Outputs have become longer or shorter by 30 %, and farther from the references than they were. A few per cent are
+    usual (the demo's outputs become 5 % shorter)."""
+    lengths = log.drift("eval_length")
+    if lengths is None:
+        return None
+    first, last = lengths
+    right = log.evals[-1].get("eval_length_references", first)
+    if not abs(last - first) > most * first or abs(last - right) <= abs(first - right):
+        return None
+    text = f"the outputs went from {first:.1f} to {last:.1f} words (references: {right:.1f})"
+    return text, "add the reward length_penalty (--reward ... length_penalty), or lower --rl_weight"
+
+
+def repetition(log: Diagnostics, most: float = 0.05) -> Told:
+    """One word pair in twenty more than before stood in the same text already: a reader sees that."""
+    shares = log.drift("eval_repetition")
+    if shares is None or not shares[1] - shares[0] > most:
+        return None
+    text = f"repeated word pairs in the outputs went from {shares[0]:.1%} to {shares[1]:.1%}"
+    return text, "add the reward repetition_penalty (--reward ... repetition_penalty), or lower --rl_weight"
+
+
+def distinct(log: Diagnostics, most: float = 0.1) -> Told:
+    """The share of different words in a text fell by a tenth: in 20 words, two more are repeats."""
+    shares = log.drift("eval_distinct")
+    if shares is None or not shares[1] < (1 - most) * shares[0]:
+        return None
+    text = f"different words per word of an output (distinct-1) fell from {shares[0]:.3f} to {shares[1]:.3f}"
+    return text, "add the reward repetition_penalty (--reward ... repetition_penalty), or lower --rl_weight"
+
+
+def identical(log: Diagnostics, most: float = 0.2) -> Told:
+    """A fifth more of the outputs than of the references are shared by different inputs. Data whose references are
+    alike (labels, short answers) is no reason."""
+    last = log.evals[-1]
+    share, usual = last.get("eval_identical", 0.0), last.get("eval_identical_references", 0.0)
+    if not log.uses_reward or share - usual <= most:
+        return None
+    text = f"{share:.0%} of the outputs are also written for another input (references: {usual:.0%})"
+    return text, "lower --rl_weight or --learning_rate; does the reward depend on the input?"
+
+
+def _is_below(line: Line, other: Line, name: str) -> bool:
+    """By two standard errors of a difference, where they are logged (the inputs are the same, so that is careful);
+    else by 5 %."""
+    errors = [each.get(f"{name}_stderr") for each in (line, other)]
+    margin = 0.05 * abs(other[name])
+    if all(_is_number(error) for error in errors):
+        margin = 2 * math.hypot(*(float(error) for error in errors if error is not None))
+    return line[name] < other[name] - margin
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+Rule = Callable[[Diagnostics], Told]
+TRAIN_RULES: dict[str, Rule] = {
+    "rl_gradient": rl_gradient,
+    "equal_rewards": equal_rewards,
+    "reward_constant": reward_constant,
+    "reward_left_out": reward_left_out,
+    "truncated": truncated,
+}
+EVAL_RULES: dict[str, Rule] = {
+    "reward_missing": reward_missing,
+    "validation_falls": validation_falls,
+    "metric_falls": metric_falls,
+    "length_drift": length_drift,
+    "repetition": repetition,
+    "distinct": distinct,
+    "identical": identical,
+}
