@@ -148,7 +148,6 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
 BESIDE = {"samsum-smollm2": ["longest", "longest-likely"], "nqg-flan-t5": ["likely"], "e2e-flan-t5": ["like-test"]}
 """Comparisons from the same start, NAME-SUFFIX, whose runs stand in the table of NAME; docs/results has such a table as
 NAME-SUFFIX.json, with the first suffix."""
-RECIPES = Path(__file__).parents[1] / "recipes"
 STARTED = time.time()
 PARTS = ("start", "timing", "runs", "table")
 TRIALS = 3
@@ -176,7 +175,7 @@ def choose_like_test(data: Path, folder: Path) -> None:
 def command(args: argparse.Namespace, name: str, only: str | None) -> list[str]:
     recipe, model, data, jobs, more = COMPARISONS[name]
     rows = args.out / data if data == LIKE_TEST else args.data / data
-    words = ["--config", RECIPES / f"{recipe}.yaml", "--data_dir", rows, "--output_dir", args.out / name]
+    words = ["--config", recipe, "--data_dir", rows, "--output_dir", args.out / name]
     if model in COMPARISONS:
         first = args.out / model
         words += ["--model", first / "start/model"]

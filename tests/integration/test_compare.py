@@ -16,6 +16,7 @@ from datasets import Dataset
 from semioffline.cli import main
 from semioffline.cli.compare_options import method_config, read_command
 from semioffline.cli.prepare import divide_inputs
+from semioffline.cli.recipes import SHIPPED
 from semioffline.cli.run_folder import commit
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import paired_p_value
@@ -27,7 +28,7 @@ from semioffline.experiments.results import Comparison, Timing
 from semioffline.experiments.summary import find_reference
 from semioffline.report import table
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("compare-*.yaml"))
+RECIPES = sorted(SHIPPED.glob("compare-*.yaml"))
 FLAGS = ["--task", "ads", "--limit", "24", "--methods", "mft", "semi_offline", "--start_steps", "3", "--device", "cpu"]
 FLAGS += [
     "--budget_seconds",

@@ -2,20 +2,22 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+import semioffline
 from semioffline.cli import COMMANDS, main
 from semioffline.cli.candidates import CandidateOptions
 from semioffline.cli.evaluate import EvaluateOptions
 from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.recipes import SHIPPED, find_recipe, recipe_names
 from semioffline.cli.train import parse_training
 from semioffline.tasks import ads
 
-FOLDER = Path(__file__).parents[2] / "recipes"
-RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if not path.name.startswith("compare"))
+RECIPES = sorted(path for path in SHIPPED.glob("*.yaml") if not path.name.startswith("compare"))
 PAPER = {
     "cnndm-bart-large": ("facebook/bart-large", 1e-6, 20, 64, 0.1, ["rouge"]),
     "samsum-bart-large": ("facebook/bart-large-xsum", 1e-6, 5, 64, 0.0, ["rouge"]),
@@ -52,7 +54,7 @@ def commands(path):
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_paper_s_settings(name, tmp_path):
-    _, model, options, args = parse_recipe(FOLDER / f"{name}.yaml", tmp_path)
+    _, model, options, args = parse_recipe(SHIPPED / f"{name}.yaml", tmp_path)
     found = (model.model, args.learning_rate, args.rl_weight, args.num_samples, args.label_smoothing_factor)
     assert (*found, options.reward) == PAPER[name]
     assert args.train_batch_size * args.gradient_accumulation_steps == 16
@@ -63,15 +65,14 @@ def test_the_paper_s_settings(name, tmp_path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_commands_in_the_comments(path, tmp_path, monkeypatch):
+def test_the_commands_in_the_comments(path):
     """They are known, their flags too, and they name this recipe."""
-    monkeypatch.chdir(FOLDER.parent)
     lines = commands(path)
     assert lines
     for command, *words in lines:
         assert command in COMMANDS
         if command == "train":
-            assert f"recipes/{path.name}" in words
+            assert words[words.index("--config") + 1] == path.stem
             parse_training(words[0], [*words[1:], "--device", "cpu", "--bf16", "false"])
         else:
             options = {"candidates": CandidateOptions, "evaluate": EvaluateOptions}[command]
@@ -129,7 +130,7 @@ def test_it_runs_with_a_tiny_model(path, tmp_path, model):
 
 def test_the_four_commands_in_a_row(tmp_path, monkeypatch, model):
     """As they stand in the recipe, with fewer steps, candidates and tokens."""
-    path = FOLDER / "squad-qg-t5-large.yaml"
+    path = SHIPPED / "squad-qg-t5-large.yaml"
     write_data(tmp_path, "squad_qg")
     short = {"train": [*SHORT, "--max_completion_length", "24"]}
     short["candidates"] = ["--device", "cpu", "--num_candidates", "2", "--max_completion_length", "24"]
@@ -137,10 +138,50 @@ def test_the_four_commands_in_a_row(tmp_path, monkeypatch, model):
     start = ["--model", str(model(path.stem))]
     monkeypatch.chdir(tmp_path)
     for command, *words in commands(path):
-        words = [{"DATA": ".", f"recipes/{path.name}": str(path)}.get(word, word) for word in words]
+        words = ["." if word == "DATA" else word for word in words]
         assert main([command, *words, *(start if "--model" not in words else []), *short[command]]) == 0
     rows = [json.loads(line) for line in Path("candidates/candidates.jsonl").read_text().splitlines()]
     assert [set(row) for row in rows] == [{"paragraph_answer", "question", "candidates", "candidate_rewards"}] * 3
     predictions = [json.loads(line) for line in Path("test/predictions.jsonl").read_text().splitlines()]
     assert all(row["prompt"].startswith("generate question: name : ") for row in predictions)
     assert "corpus_bleu" in json.loads(Path("test/result.json").read_text())["metrics"]
+
+
+def test_the_list_has_a_line_for_each(capsys):
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    for name in recipe_names():
+        [line] = [line for line in out.splitlines() if line.split()[:1] == [name]]
+        assert line.endswith(".")
+    assert main(["recipes", "samsum"]) == 2
+
+
+def test_a_file_with_the_name_of_a_recipe_wins(tmp_path, monkeypatch):
+    assert find_recipe("samsum-flan-t5") == SHIPPED / "samsum-flan-t5.yaml"
+    monkeypatch.chdir(tmp_path)
+    Path("samsum-flan-t5").write_text("task: samsum\n")
+    assert find_recipe("samsum-flan-t5") == Path("samsum-flan-t5")
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ("samsum-flan-5", "unknown recipe 'samsum-flan-5'. Did you mean 'samsum-flan-t5'?"),
+        ("recipes/samsum-flan-t5.yaml", "the recipe that ships is --config samsum-flan-t5"),
+        ("nowhere/mine.yaml", "No such file or directory"),
+    ],
+)
+def test_a_recipe_that_is_not_there(given, part, capsys):
+    assert main(["train", "semi_offline", "--config", given, "--output_dir", "unused"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert part in line
+
+
+def test_recipes_ship_in_the_package():
+    package = Path(semioffline.__file__).parent
+    assert SHIPPED.is_relative_to(package)
+    shipped = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = shipped["package-data"]["semioffline"]
+    assert {path.stem for pattern in patterns for path in package.glob(pattern) if path.parent == SHIPPED} == set(
+        recipe_names()
+    )

@@ -21,6 +21,7 @@ COMMANDS = {
     "candidates": "generate, score and sort static targets",
     "evaluate": "decode a test set and score it, with confidence intervals",
     "compare": "train several methods from one start for the same budget, and print one table",
+    "recipes": "list the recipes that ship, for --config NAME",
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }

@@ -1,17 +1,21 @@
-"""Recipes: settings in a YAML file, which may be someone else's. Read before torch is loaded, which takes seconds."""
+"""Recipes: settings in a YAML file, which may be someone else's, or one of those that ship with the library, by name.
+
+Read before torch is loaded, which takes seconds. `semioffline recipes` lists those that ship.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from semioffline.errors import UserError, told_in_one_line
+from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.printing import say
 from semioffline.rewards.registry import FAMILIES
 from semioffline.storage.untrusted import check_settings, parse_json, parse_yaml
 
 Recipe = dict[str, object]
 """Settings by name, as YAML has them."""
+SHIPPED = Path(__file__).parents[1] / "recipes"
 LARGEST = 100_000
 """Bytes of a recipe."""
 CODE = ("reward", "metrics", "eval_metrics")
@@ -28,10 +32,40 @@ def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
         return {}, argv
     at = argv.index("--config")
     if at + 1 == len(argv) or argv[at + 1].startswith("--") or not argv[at + 1].strip():
-        raise UserError("--config needs the path of a recipe")
+        raise UserError("--config needs the name or the path of a recipe; semioffline recipes lists the names")
     if "--config" in argv[at + 1 :]:
         raise UserError("--config is given twice: a command takes one recipe")
-    return read_recipe(Path(argv[at + 1])), argv[:at] + argv[at + 2 :]
+    return read_recipe(find_recipe(argv[at + 1])), argv[:at] + argv[at + 2 :]
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the library."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def find_recipe(given: str) -> Path:
+    """The file that `--config` names: a file, or else a recipe that ships, by name. Where both are there, the file."""
+    path = Path(given)
+    if path.exists():
+        return path
+    if given in recipe_names():
+        return SHIPPED / f"{given}.yaml"
+    if path.name == given and not path.suffix:
+        raise unknown("recipe", given, recipe_names())
+    shipped = f": the recipe that ships is --config {path.stem}" if path.stem in recipe_names() else ""
+    raise UserError(f"cannot read the recipe {given}: No such file or directory{shipped}")
+
+
+def run(argv: list[str]) -> None:
+    """List the recipes that ship, each with the first line of its file."""
+    if argv and argv[0] not in ("-h", "--help"):
+        raise UserError(f"semioffline recipes takes no options, but got '{argv[0]}'")
+    say("usage: semioffline COMMAND --config NAME [--setting value ...]\n")
+    width = max(map(len, recipe_names()))
+    for name in recipe_names():
+        with open(SHIPPED / f"{name}.yaml", encoding="utf-8") as file:
+            say(f"  {name:<{width}}  {file.readline().removeprefix('#').strip()}")
+    say(f"\nThey are in {SHIPPED}: to change one, copy it and give the file, or override it by flags.")
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -26,7 +26,7 @@ from semioffline.storage.files import is_unused, lock_folder, open_for_writing, 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": "recipes/"}
+_SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": ""}
 _SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test_file", "--reward"), "")
 """Flags whose paths are shown by their last name, and what stands before it."""
 _INSIDE = ("model", "start", "candidates", "candidates.jsonl")

@@ -25,7 +25,7 @@ def chart(
     try:
         import matplotlib
     except ImportError as error:
-        logger.warning("%s is not drawn: %s", path.name, error)
+        logger.warning("%s is not drawn (%s): pip install 'semioffline[report]'", path.name, error)
         return []
     matplotlib.use("Agg")
     from matplotlib import pyplot
