@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from semioffline.algorithm import sampling
-from semioffline.cli.options import ModelOptions
 from semioffline.data.examples import Collator, Examples
+from semioffline.data.options import ModelOptions
 from semioffline.policy import generation
 from semioffline.policy.decoding import Decoding
 from semioffline.tasks.reading.rows import load_rows

@@ -12,9 +12,9 @@ from semioffline.cli.candidates import CandidateOptions
 from semioffline.cli.compare_options import CompareOptions
 from semioffline.cli.demo import DemoOptions
 from semioffline.cli.evaluate import EvaluateOptions
-from semioffline.cli.options import DataOptions, ModelOptions
 from semioffline.cli.train import TrainOptions
 from semioffline.config import TRANSFORMERS, MethodConfig, config_descriptions
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.methods.registry import config_class, method_names
 from semioffline.policy.decoding import Decoding
 from semioffline.validation import Description, descriptions

@@ -22,9 +22,10 @@ from tests.campaign.inputs import (
 )
 
 from semioffline.cli import main
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import parse
 from semioffline.cli.train import TrainOptions
 from semioffline.config import MethodConfig
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.methods.registry import config_class, method_names
 from semioffline.policy.decoding import Decoding

@@ -12,9 +12,10 @@ import semioffline
 from semioffline.cli import COMMANDS, main
 from semioffline.cli.candidates import CandidateOptions
 from semioffline.cli.evaluate import EvaluateOptions
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import parse
 from semioffline.cli.recipes import SHIPPED, find_recipe, recipe_names
 from semioffline.cli.train import parse_training
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.tasks import ads
 
 RECIPES = sorted(path for path in SHIPPED.glob("*.yaml") if not path.name.startswith("compare"))

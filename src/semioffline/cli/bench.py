@@ -7,10 +7,11 @@ import os
 from dataclasses import dataclass
 
 from semioffline.bench.results import BenchPlan, BenchResult, CaseResult
-from semioffline.cli.options import ModelOptions, parse
+from semioffline.cli.options import parse
 from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about, open_folder
 from semioffline.config import MethodConfig
+from semioffline.data.options import ModelOptions
 from semioffline.errors import UserError, unknown
 from semioffline.printing import say
 from semioffline.scoring.reward_set import check_names

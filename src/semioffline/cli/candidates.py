@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import get_args
 
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import parse
 from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import open_folder, write_settings
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import write_candidates
 from semioffline.data.examples import Examples
 from semioffline.data.lengths import text_limits
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.diverse_beam import MOST_DIVERSE

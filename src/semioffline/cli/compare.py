@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from semioffline.cli.compare_options import TYPES, CompareOptions, method_config, read_command
-from semioffline.cli.options import ModelOptions, as_flags, parse, wants_help
+from semioffline.cli.options import as_flags, parse, wants_help
 from semioffline.cli.prepare import prepare, seconds_before
 from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about, open_folder, write_settings
 from semioffline.config import MethodConfig
+from semioffline.data.options import ModelOptions
 from semioffline.errors import unknown
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.other_comparisons import labelled_folders

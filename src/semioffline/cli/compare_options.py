@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from semioffline.cli.options import (
-    DataOptions,
-    ModelOptions,
-    as_flags,
-    parse,
-    unread_setting,
-)
-from semioffline.cli.recipes import Recipe, parse_settings, take_recipe
+from semioffline.cli.options import as_flags, parse, unread_setting
+from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.config import MethodConfig, config_descriptions, setting_names
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START
 from semioffline.methods.registry import check_method, config_class
 from semioffline.policy.decoding import Decoding
-from semioffline.storage.untrusted import check_name
+from semioffline.storage.untrusted import check_name, parse_settings
 from semioffline.validation import (
     BEAMS,
     NOT_NEGATIVE,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import parse
 from semioffline.cli.results import Output, StageResult
 from semioffline.cli.run_folder import open_folder, write_result, write_settings
 from semioffline.config import MethodConfig
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.evaluation.results import write_predictions
 from semioffline.methods.registry import config_class

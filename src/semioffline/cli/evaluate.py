@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from semioffline.cli.options import DataOptions, ModelOptions, parse
+from semioffline.cli.options import parse
 from semioffline.cli.results import EvaluateResult
 from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
 from semioffline.data.lengths import text_limits
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.results import write_predictions

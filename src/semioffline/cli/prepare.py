@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from semioffline.cli.compare_options import CompareOptions
 from semioffline.cli.demo import initial_policy
-from semioffline.cli.options import DataOptions, ModelOptions
 from semioffline.cli.recipes import Recipe
 from semioffline.config import MethodConfig, defining_settings
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.experiments.identity import TEXT
 from semioffline.methods.registry import load_method

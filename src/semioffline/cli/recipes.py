@@ -11,7 +11,7 @@ from typing import Any
 from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.printing import say
 from semioffline.rewards.registry import FAMILIES
-from semioffline.storage.untrusted import check_settings, parse_json, parse_yaml
+from semioffline.storage.untrusted import check_settings, parse_settings, parse_yaml
 
 Recipe = dict[str, object]
 """Settings by name, as YAML has them."""
@@ -87,16 +87,6 @@ def read_recipe(path: Path) -> Recipe:
     if isinstance(recipe.get("settings"), str):
         recipe["settings"] = parse_settings(recipe["settings"])
     return _resolved(recipe, path.parent)
-
-
-def parse_settings(text: str) -> Any:
-    """The value of --settings."""
-    try:
-        value = parse_json(text)
-        check_settings(value)
-    except ValueError as error:
-        raise UserError(f"--settings is not JSON: {error}") from error
-    return value
 
 
 def announce_code(recipe: Recipe, words: list[str]) -> None:

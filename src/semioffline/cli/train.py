@@ -10,14 +10,16 @@ from typing import Any
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from semioffline.cli.options import DataOptions, ModelOptions, parse, wants_help
+from semioffline.cli.options import parse, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.cli.results import TrainResult
 from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
 from semioffline.config import MethodConfig, defining_settings
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, changes, told_in_one_line
 from semioffline.evaluation.results import write_predictions
 from semioffline.methods.registry import config_class, load_method, method_names
+from semioffline.policy.loading import lora_config
 from semioffline.printing import say
 from semioffline.storage.files import read_json
 from semioffline.storage.untrusted import parse_yaml
@@ -34,13 +36,7 @@ class TrainOptions(Options):
     lora_alpha: int = setting(32, "Scale of the adapters.", "Model", BATCH)
 
     def adapter(self) -> Any:
-        if self.lora_r is None:
-            return None
-        try:
-            from peft import LoraConfig
-        except ImportError as error:
-            raise UserError("--lora_r needs the package peft: pip install 'semioffline[peft]'") from error
-        return LoraConfig(r=self.lora_r, lora_alpha=self.lora_alpha, target_modules="all-linear")
+        return None if self.lora_r is None else lora_config(self.lora_r, self.lora_alpha)
 
 
 def run(argv: list[str]) -> None:

@@ -133,6 +133,15 @@ def check_adapters(configs: Iterable[Any]) -> None:
             )
 
 
+def lora_config(rank: int, alpha: int) -> Any:
+    """LoRA adapters on all linear layers."""
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise UserError("--lora_r needs the package peft: pip install 'semioffline[peft]'") from error
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear")
+
+
 def add_adapter(model: Any, peft_config: Any, mask_id: int) -> nn.Module:
     """Attach the adapter; the mask token's embedding row is trained and saved with it."""
     from peft import get_peft_model

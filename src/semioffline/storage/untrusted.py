@@ -105,6 +105,16 @@ def check_settings(value: Any, depth: int = 0) -> None:
         raise ValueError(f"{short(value)} is a {type(value).__name__}: write it in quotes")
 
 
+def parse_settings(text: str) -> Any:
+    """The value of --settings."""
+    try:
+        value = parse_json(text)
+        check_settings(value)
+    except ValueError as error:
+        raise UserError(f"--settings is not JSON: {error}") from error
+    return value
+
+
 def parse_yaml(content: bytes) -> Any:
     """The value of a YAML document: plain settings. Raises ValueError for all else."""
     try:

@@ -1,0 +1,103 @@
+"""Where data and model are: options that all commands share, and the whole job in Python."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from semioffline.errors import UserError, unknown
+from semioffline.tasks.reading.formats import MAX_ROW_MB
+from semioffline.tasks.reading.rows import parse_columns
+from semioffline.tasks.registry import Source, Task, load_task
+from semioffline.validation import STEPS, Options, Range, setting
+
+if TYPE_CHECKING:
+    from semioffline.policy.policy import Policy
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class DataOptions(Options):
+    task: str = setting("files", "Task by name; `files` is any data with a prompt and a completion.", "Data")
+    data_dir: str | None = setting(
+        None,
+        "Folder with train/validation/test files, or a Hugging Face dataset; else the task's own.",
+        "Data",
+        place=True,
+    )
+    train_file: str | None = setting(None, "File of the train split: JSON lines, CSV or Parquet.", "Data", place=True)
+    validation_file: str | None = setting(None, "File of the validation split.", "Data", free=True, place=True)
+    test_file: str | None = setting(None, "File of the test split.", "Data", free=True, place=True)
+    columns: list[str] = setting([], "Column map, ours=theirs: prompt=dialogue completion=summary.", "Data")
+    prompt_template: str | None = setting(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.", "Data")
+    limit: int | None = setting(None, "Rows to take of each split.", "Data", STEPS)
+    eval_limit: int | None = setting(None, "Rows to take of the validation split.", "Data", STEPS, free=True)
+    max_row_mb: float = setting(
+        MAX_ROW_MB,
+        "Longest row of a data file, in MB; a longer one stops.",
+        "Data",
+        Range(0, 2000, open_low=True),
+        free=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model: str | None = None  # that reads the prompts: filled in from ModelOptions
+
+    def load_task(self) -> Task:
+        return load_task(self.task)
+
+    def source(self, seed: int = 0, limit: int | None = None) -> Source:
+        files = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return Source(
+            data_dir=self.data_dir,
+            files={split: path for split, path in files.items() if path},
+            columns=parse_columns(self.columns),
+            prompt_template=self.prompt_template,
+            limit=limit if limit is not None else self.limit,
+            max_row_mb=self.max_row_mb,
+            seed=seed,
+            model=self.model,
+        )
+
+    def made_with(self) -> dict[str, object]:
+        """What is noted of the data where something is made of it: not what only guards the reading."""
+        return {name: value for name, value in asdict(self).items() if name != "max_row_mb"}
+
+    def has(self, split: str) -> bool:
+        """Whether there is such a split: a folder may lack one; a hub dataset is not asked."""
+        return self.load_task().has(self.source(), split)
+
+
+@dataclass
+class ModelOptions(Options):
+    model: str | None = setting(None, "Hub name or folder of the model.", "Model", place=True)
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", "Model")
+    dtype: str = setting("float32", "Precision of the weights: float32 | bfloat16 | float16.", "Model", choices=_DTYPES)
+
+    def checked_device(self) -> str:
+        """The device to use. One that does not exist is an error, not a silent fallback."""
+        import torch
+
+        available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        if self.device == "auto":
+            return next(name for name, there in available.items() if there)
+        kind, numbered, number = self.device.partition(":")
+        if kind not in available:
+            raise unknown("device", self.device, ["auto", *available])
+        known = map(str, range(torch.cuda.device_count() if kind == "cuda" else 0))
+        no_such = numbered and number not in known
+        if not available[kind] or no_such:
+            there = [name for name, is_there in available.items() if is_there]
+            raise UserError(f"--device {self.device}: there is no such device here (there is: {', '.join(there)})")
+        return self.device
+
+    def load(self, **kwargs: Any) -> Policy:
+        import torch
+
+        from semioffline.policy.policy import Policy
+
+        if self.model is None:
+            raise UserError("which model? give --model NAME_OR_FOLDER")
+        return Policy.load(self.model, dtype=getattr(torch, self.dtype), **kwargs)
