@@ -23,10 +23,11 @@ def test_one_row_takes_the_path_that_is_written_down(tmp_path):
     flags += ["--reward", "rouge", "--max_steps", "1", "--num_samples", "2", "--logging_steps", "1"]
     flags += ["--max_prompt_length", "24", "--max_completion_length", "28", "--output_dir", str(tmp_path / "run")]
     called: dict[str, int] = {}
-    checking: list[str] = []  # a new policy runs a tiny batch of its own, which is not the row of the list
+    checking: list[str] = []  # a new policy and the initial outputs have batches of their own: not the row of the list
 
     def note(frame, event, argument):
-        if frame.f_code.co_qualname == "check_model":
+        own = frame.f_code.co_qualname in ("check_model", "write_initial_outputs")
+        if own and event in ("call", "return"):
             checking[:] = [event] if event == "call" else []
         if event == "call" and not checking and frame.f_code.co_filename.startswith(str(PACKAGE)):
             module = ".".join(Path(frame.f_code.co_filename).relative_to(PACKAGE).with_suffix("").parts)

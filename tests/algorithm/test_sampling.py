@@ -21,14 +21,14 @@ def grid(number: int, rows: int = 1) -> torch.Tensor:
 
 def test_draws_have_the_frequencies_of_the_distribution():
     p = [0.1, 0.0, 0.35, 0.5, 0.05]
-    draws, _ = draw(sampling_logits(probabilities(p), ALL), grid(1000))
+    draws = draw(sampling_logits(probabilities(p), ALL), grid(1000)).ids
     counts = torch.bincount(draws[0], minlength=5)
     assert counts[1] == 0
     assert (counts - torch.tensor(p) * 1000).abs().max() <= 1
 
 
 def test_each_position_draws_from_its_own_distribution():
-    draws, _ = draw(sampling_logits(probabilities([1.0, 0, 0, 0, 0], [0, 0, 0, 0.5, 0.5]), ALL), grid(4, rows=2))
+    draws = draw(sampling_logits(probabilities([1.0, 0, 0, 0, 0], [0, 0, 0, 0.5, 0.5]), ALL), grid(4, rows=2)).ids
     assert draws.tolist() == [[0, 0, 0, 0], [3, 3, 4, 4]]
 
 
@@ -42,7 +42,7 @@ def test_forbidden_tokens_are_never_drawn_even_at_the_ends_of_the_interval(numbe
     """The likeliest ids are forbidden, at the start, in the middle and at the end of the vocabulary."""
     z = torch.tensor([[9.0, 0.0, 9.0, 0.0, 9.0]])
     allowed = torch.tensor([False, True, False, True, False])
-    draws, _ = draw(sampling_logits(z, allowed), torch.tensor([[number]]))
+    draws = draw(sampling_logits(z, allowed), torch.tensor([[number]])).ids
     assert draws.item() in (1, 3)
 
 
@@ -98,7 +98,7 @@ def test_entropy_is_that_of_the_distribution_drawn_from():
     allowed = torch.tensor([True, True, False, True, True])
     z = sampling_logits(torch.zeros(2, 5), allowed)
     z[1, 1:] = -torch.inf
-    _, entropy = draw(z, grid(3, rows=2))
+    entropy = draw(z, grid(3, rows=2)).entropy
     assert entropy.tolist() == pytest.approx([torch.tensor(4.0).log().item(), 0.0])
 
 
@@ -137,7 +137,7 @@ def test_a_batch_in_which_nothing_is_hidden_gives_the_static_text_back():
     static = Text(ids, torch.ones(1, 2, dtype=torch.bool), torch.zeros_like(ids))
     observation = Observation(ids, torch.zeros(1, 2, dtype=torch.bool))
     uniforms = draw_uniforms(observation, torch.tensor([0]), 3, Randomness(0, 0), "draw")
-    draws, entropy = draw(sampling_logits(torch.zeros(0, 5), ALL, top_k=2, top_p=0.9), uniforms)
+    draws, entropy, _ = draw(sampling_logits(torch.zeros(0, 5), ALL, top_k=2, top_p=0.9), uniforms)
     assert complete(static, observation, draws).ids.tolist() == [[[10, 11]] * 3]
     assert len(entropy) == 0
 

@@ -89,7 +89,7 @@ def test_sparse_and_dense_losses_agree_in_value_and_in_every_gradient(tiny_polic
     ]
     with torch.no_grad():
         z = sampling_logits(policy.predict(batch.source, rows)[1], policy.allowed, TEMPERATURE)
-    draws, _ = draw(z, draw_uniforms(observation, batch.index, K, RANDOMNESS, "draw"))
+    draws = draw(z, draw_uniforms(observation, batch.index, K, RANDOMNESS, "draw")).ids
     assert policy.allowed[draws].all()
     assert not policy.allowed.all()
 

@@ -116,14 +116,16 @@ def token_advantages(draws: Tensor, rows: Tensor, advantages: Advantages) -> Tok
     For token i drawn C times at position t: mean reward of those samples minus the baseline. Then
     L_RL (sequence scale) = sum_t sum_i -(C/K) * value * log p(i | o_t). Samples left out are not counted.
     """
-    positions = torch.arange(len(draws), device=draws.device)[:, None].expand_as(draws)
-    pairs, inverse = torch.unique(torch.stack([positions, draws], -1).view(-1, 2), dim=0, return_inverse=True)
+    size = int(draws.max()) + 1 if draws.numel() else 1
+    places = torch.arange(len(draws), device=draws.device)[:, None] * size
+    pairs, inverse = torch.unique((places + draws).view(-1), return_inverse=True)
     weights = advantages.values[rows].reshape(-1)
     valid = torch.ones_like(weights) if advantages.valid is None else advantages.valid[rows].reshape(-1).to(weights)
     counts = torch.zeros(len(pairs), device=draws.device, dtype=weights.dtype).index_add_(0, inverse, valid)
     sums = torch.zeros_like(counts).index_add_(0, inverse, weights)
     seen = counts > 0
-    return TokenAdvantages(pairs[seen, 0], pairs[seen, 1], counts[seen], sums[seen] / counts[seen])
+    pairs, counts = pairs[seen], counts[seen]
+    return TokenAdvantages(pairs // size, pairs % size, counts, sums[seen] / counts)
 
 
 def token_log_p(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -48,15 +50,27 @@ def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
     return kept
 
 
+class Draws(NamedTuple):
+    """Tokens drawn at M positions."""
+
+    ids: Tensor
+    """(M, K)"""
+    entropy: Tensor
+    """(M,) of the distribution of each position"""
+    probabilities: Tensor
+    """(M, K) of the drawn tokens"""
+
+
 @torch.no_grad()
-def draw(z: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw by inverting the distribution function: (M, V) logits, (M, K) uniforms -> (M, K) ids, (M,) entropies.
+def draw(z: Tensor, uniforms: Tensor) -> Draws:
+    """Draw by inverting the distribution function, with (M, V) logits and (M, K) uniforms.
 
     The k-th draw at a position is the first token whose cumulative probability exceeds its number. One softmax serves
     all K draws.
     """
     probabilities = z.softmax(1)
-    return _draw(probabilities, uniforms), torch.special.entr(probabilities).sum(1)
+    ids = _draw(probabilities, uniforms)
+    return Draws(ids, torch.special.entr(probabilities).sum(1), probabilities.gather(1, ids))
 
 
 def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:

@@ -198,6 +198,8 @@ class Samples:
 
 CompletionRow = dict[str, str | int | float]
 """One sample in the log: example, prompt, masked_target, sample, reward, advantage."""
+TokenRow = dict[str, int | str | list[int] | list[str] | list[float]]
+"""The draws for one input in the log: see `methods.completions.SampleLog.tokens`."""
 
 
 @dataclass
@@ -225,6 +227,8 @@ class StepOutput:
     """Gives those that are known after backward only."""
     completions: Callable[[], list[CompletionRow]] | None = None
     """Makes the rows of the log of samples."""
+    tokens: Callable[[], list[TokenRow]] | None = None
+    """Makes the rows of the log of draws at masked positions."""
 
     def all_metrics(self) -> dict[str, float | Tensor]:
         """With those that are known late: this may have to wait."""

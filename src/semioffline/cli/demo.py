@@ -21,7 +21,9 @@ from semioffline.methods.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.printing import one_line, say, show_table
 from semioffline.scoring.reward_set import check_names
+from semioffline.storage.files import make_folder
 from semioffline.tasks.registry import Task
+from semioffline.training.initial_outputs import BEFORE
 from semioffline.validation import BATCH, NOT_NEGATIVE, SAMPLES, SEED, STEPS, Options, setting
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     results: dict[str, StageResult] = {}
     for args in stages:
         trainer = SemiOfflineTrainer(policy, reward if args.method == "semi_offline" else None, args, rows, dev)
-        results[args.method] = _train(trainer, test, folder / args.method)
+        following = folder / "semi_offline" if args.method == "mft" else None
+        results[args.method] = _train(trainer, test, folder / args.method, following)
         write_result(folder, {method: stage.to_json() for method, stage in results.items()})
     _print(results, list(task.metrics))
     if data.task == "ads" and reward == ["click_rate"]:
@@ -104,7 +107,7 @@ def _settings(method: str, task: Task, options: DemoOptions, folder: Path, on_cp
             "warmup_steps": min(20, steps),
             "per_device_train_batch_size": options.batch_size,
             "per_device_eval_batch_size": 100,
-            "logging_steps": 50,
+            "logging_steps": 10,
             "eval_strategy": "steps",
             "eval_steps": 50,
             "save_strategy": "no",
@@ -115,8 +118,8 @@ def _settings(method: str, task: Task, options: DemoOptions, folder: Path, on_cp
     )
 
 
-def _train(trainer: SemiOfflineTrainer, test: Dataset, folder: Path) -> StageResult:
-    """One stage: train, decode the held-out records, save."""
+def _train(trainer: SemiOfflineTrainer, test: Dataset, folder: Path, following: Path | None) -> StageResult:
+    """One stage: train, decode the held-out records, save. following: the folder of the stage that starts from it."""
     policy = trainer.policy
     policy.meter.counts.clear()
     started = time.perf_counter()
@@ -125,6 +128,9 @@ def _train(trainer: SemiOfflineTrainer, test: Dataset, folder: Path) -> StageRes
     held_out = trainer.prepare(test)
     evaluation = trainer.evaluate_outputs(held_out)
     write_predictions(folder / "predictions.jsonl", evaluation, held_out)
+    if following is not None:
+        make_folder(following)
+        write_predictions(following / BEFORE, evaluation, held_out)
     trainer.save_model(str(folder / "model"))
     return StageResult(
         metrics=evaluation.result(seed=trainer.args.seed),

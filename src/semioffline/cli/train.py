@@ -90,6 +90,7 @@ def _whole_paths(settings: Recipe) -> Recipe:
 
 def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: MethodConfig, folder: Path) -> None:
     """Train, save folder/model, evaluate on the validation split if there is one, write result.json."""
+    from semioffline.training.initial_outputs import write_initial_outputs
     from semioffline.training.trainer import SemiOfflineTrainer
 
     if options.resume:
@@ -106,6 +107,7 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev)
     if trainer.accelerator.is_main_process:
         write_settings(folder, data, model, options, args)
+    write_initial_outputs(trainer, folder)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=options.resume)
     result = TrainResult(

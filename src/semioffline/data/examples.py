@@ -153,6 +153,12 @@ class Examples(torch.utils.data.Dataset):
             )
         return examples
 
+    def first(self, number: int) -> Examples:
+        """At most its first `number` examples."""
+        part = Examples.__new__(Examples)
+        vars(part).update(vars(self), examples=self.examples[:number])
+        return part
+
     def __len__(self) -> int:
         return len(self.examples)
 

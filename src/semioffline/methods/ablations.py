@@ -94,7 +94,7 @@ class Method(SemiOffline):
         hidden = observation.hidden
         [logits] = _predict_only(policy, batch.source, [Row(static.ids, static.keep_mask, hidden, purpose="rl")])
         uniforms = draw_uniforms(observation, batch.index, 1, randomness, "prediction")
-        draws, _ = draw(self._sampling_logits(policy, logits), uniforms)
+        draws = draw(self._sampling_logits(policy, logits), uniforms).ids
         predicted = complete(static, observation, draws).ids[:, 0]
         return Observation(torch.where(hidden, predicted, static.ids), hidden)
 
@@ -124,7 +124,8 @@ class Method(SemiOffline):
             drawn_log_p(z, draws, policy.allowed, config.temperature, config.top_k, config.top_p)
             for z, draws in zip(logits, samples.draws.unbind(1), strict=True)
         ]
-        return target_logits, Drawn(samples, torch.stack(log_p, dim=1), entropy)
+        shown = torch.stack(log_p, dim=1)
+        return target_logits, Drawn(samples, shown, entropy, shown.detach().exp())
 
     @torch.no_grad()
     def _fill_in_turn(
@@ -145,7 +146,7 @@ class Method(SemiOffline):
             keep_mask = static.keep_mask[row, :length]
             shown = [Row(tokens[:, :length], keep_mask, wanted, "rl") for tokens in ids[row].unbind(1)]
             logits = torch.stack(_predict_only(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
-            draws, spread = draw(self._sampling_logits(policy, logits), uniforms[at].reshape(-1, 1))
+            draws, spread, _ = draw(self._sampling_logits(policy, logits), uniforms[at].reshape(-1, 1))
             samples.draws[at] = draws.view(-1, k).to(ids.device)
             ids[row, :, position] = samples.draws[at]
             entropy[at] = spread.view(-1, k).to(ids.device)

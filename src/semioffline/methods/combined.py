@@ -62,6 +62,7 @@ class Combined(BaseMethod[MethodConfig]):
             ],
             late_metrics=lambda: _merge({name: output.all_metrics() for name, output in outputs.items()}),
             completions=write_rows if any(output.completions for output in outputs.values()) else None,
+            tokens=next((output.tokens for output in outputs.values() if output.tokens), None),
         )
 
     def prepare(self, policy: Policy, examples: Examples) -> None:

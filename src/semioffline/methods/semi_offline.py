@@ -7,16 +7,16 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from semioffline.algorithm.losses import advantages, reinforce, sample_weights
+from semioffline.algorithm.losses import Advantages, advantages, reinforce, sample_weights
 from semioffline.algorithm.masking import MaskPattern, MaskUnit, choose_hidden, cover, mask_uniforms, with_end
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import allow_end, complete, draw, draw_uniforms, sampling_logits
-from semioffline.algorithm.tensors import Batch, CompletionRow, Observation, Row, Samples, StepOutput, Term, Text, send
+from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, StepOutput, Term, Text, send
 from semioffline.config import StaticTarget
 from semioffline.cuda.functions import Replayed
 from semioffline.data.examples import Examples, choose_static
 from semioffline.methods.base import RLMethod
-from semioffline.methods.completions import completion_rows
+from semioffline.methods.completions import SampleLog
 from semioffline.methods.mle import masked_target_row, mle_term
 from semioffline.methods.schedule import scheduled_rate, training_steps
 from semioffline.methods.settings import GroupSettings
@@ -53,6 +53,8 @@ class Drawn(NamedTuple):
     logits: Tensor
     """(M, K) logits of the drawn tokens / temperature, with gradient. Samples without shared distributions: log p."""
     entropy: Tensor
+    probabilities: Tensor
+    """(M, K) of the drawn tokens."""
 
 
 class Method(RLMethod[SemiOfflineConfig]):
@@ -89,12 +91,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         # created after the RL term: backward runs in reverse order, so it waits for the rewards last
         mle = mle_term(target_logits, batch, config.label_smoothing_factor)
 
-        def log() -> list[CompletionRow]:
-            pairs = zip(observation.ids, static.keep_mask, strict=True)
-            shown = [policy.tokens.show(ids[keep].tolist()) for ids, keep in pairs]
-            values = advantages(scores.rewards, config.baseline, config.scale_rewards).values
-            return completion_rows(batch, scores.texts, scores.rewards, values, shown)
-
+        log = SampleLog(policy.tokens, batch, observation, drawn.samples, drawn.probabilities, scores, self._advantages)
         return StepOutput(
             terms=[mle, Term("rl", rl.total, per="row", weight=config.rl_weight, value=rl.value)],
             metrics={
@@ -102,7 +99,8 @@ class Method(RLMethod[SemiOfflineConfig]):
                 "mask_rate": int((observation.hidden & static.ordinary).sum()) / max(int(static.ordinary.sum()), 1),
             },
             late_metrics=lambda: scores.metrics,
-            completions=log if config.log_completions else None,
+            completions=log.completions if config.log_completions else None,
+            tokens=log.tokens if config.log_completions else None,
         )
 
     def observe(self, policy: Policy, batch: Batch, static: Text, randomness: Randomness) -> Observation:
@@ -140,10 +138,12 @@ class Method(RLMethod[SemiOfflineConfig]):
             allowed = allow_end(allowed, static, observation, end_id, config.eos_after)
         uniforms = draw_uniforms(observation, batch.index, config.num_samples, randomness, "draw")
         z = sampling_logits(logits, allowed, config.temperature, config.top_k, config.top_p)
-        draws, entropy = draw(z, uniforms)
+        draws, entropy, probabilities = draw(z, uniforms)
         drawn_logits = logits.gather(1, draws) / config.temperature
-        return Drawn(complete(static, observation, draws, end_id), drawn_logits, entropy)
+        return Drawn(complete(static, observation, draws, end_id), drawn_logits, entropy, probabilities)
+
+    def _advantages(self, rewards: Tensor) -> Advantages:
+        return advantages(rewards, self.config.baseline, self.config.scale_rewards)
 
     def _compute_weights(self, rewards: Tensor, masked: Tensor) -> Tensor:
-        given = advantages(rewards, self.config.baseline, self.config.scale_rewards)
-        return sample_weights(given, masked, self.config.loss_scale)
+        return sample_weights(self._advantages(rewards), masked, self.config.loss_scale)

@@ -130,6 +130,18 @@ class Codec:
             texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return [text.strip() for text in texts]
 
+    def pieces(self, pairs: Sequence[tuple[int, int]]) -> list[str]:
+        """What the second token of each pair adds to the text of the first, the space between them included."""
+        firsts, both = [[first] for first, _ in pairs], [list(pair) for pair in pairs]
+        before, whole, alone = (self._with_special(ids) for ids in (firsts, both, [[second] for _, second in pairs]))
+        shown = zip(before, whole, alone, strict=True)
+        return [text.removeprefix(first) if text.startswith(first) else own for first, text, own in shown]
+
+    def _with_special(self, ids: list[list[int]]) -> list[str]:
+        if self.tokenizer.is_fast:
+            return self.tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=False)
+        return self.tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
     def show(self, ids: list[int]) -> str:
         """Text with the special tokens in it, for the log of masked targets."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False)).strip()

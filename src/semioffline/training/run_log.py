@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from semioffline.algorithm.tensors import CompletionRow
+from semioffline.algorithm.tensors import CompletionRow, StepOutput, TokenRow
 from semioffline.printing import one_line, say
 from semioffline.storage.files import append_line, keep_lines, make_folder, read_log, write_atomically
 
@@ -90,15 +91,25 @@ def as_numbers(values: list[float | Tensor]) -> list[float]:
     return [next(numbers) if isinstance(value, Tensor) else value for value in values]
 
 
-def write_completions(folder: Path, step: int, rows: list[CompletionRow], to_print: int) -> None:
-    """completions/step-*.parquet: the sampled completions of one micro-batch."""
-    import pyarrow
-    import pyarrow.parquet
-
-    make_folder(folder / "completions")
-    stored = BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stored)
-    write_atomically(folder / "completions" / f"step-{step}.parquet", stored.getvalue())
+def write_samples(folder: Path, step: int, output: StepOutput, to_print: int) -> None:
+    """completions/step-*.parquet: the sampled completions of one micro-batch. tokens/step-*.parquet: the tokens that
+    were drawn for the first of its inputs, of methods that mask."""
+    if output.completions is None:
+        return
+    rows = output.completions()
+    _write_parquet(folder / "completions" / f"step-{step}.parquet", rows)
+    if output.tokens is not None:
+        _write_parquet(folder / "tokens" / f"step-{step}.parquet", output.tokens())
     for row in rows[:to_print]:
         target, sample = one_line(row["masked_target"]), one_line(row["sample"])
         say(f"step {step}  reward {row['reward']:.3f}  {target}  ->  {sample}")
+
+
+def _write_parquet(path: Path, rows: Sequence[CompletionRow | TokenRow]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    make_folder(path.parent)
+    stored = BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stored)
+    write_atomically(path, stored.getvalue())

@@ -39,7 +39,7 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
-from semioffline.training.run_log import RunLog, as_numbers, write_completions
+from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
 
 
@@ -283,11 +283,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
             self.step_metrics[name].append(value)
         for name, square in squares.items():
             self.step_metrics[f"grad/{name}"].append(square.sqrt())
-        if self._log_is_due() and output.completions is not None and self.accelerator.is_main_process:
+        if self._log_is_due() and self.accelerator.is_main_process:
             step = self.state.global_step + 1
-            write_completions(
-                Path(str(self.args.output_dir)), step, output.completions(), self.args.num_completions_to_print
-            )
+            write_samples(Path(str(self.args.output_dir)), step, output, self.args.num_completions_to_print)
 
     def _log_is_due(self) -> bool:
         """After this step."""

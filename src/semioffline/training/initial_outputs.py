@@ -1,0 +1,32 @@
+"""What the initial checkpoint writes, kept to compare the trained model with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semioffline.data.examples import Examples
+from semioffline.evaluation.results import write_predictions
+from semioffline.storage.files import make_folder
+
+if TYPE_CHECKING:
+    from semioffline.training.trainer import SemiOfflineTrainer
+
+BEFORE = "before.jsonl"
+"""Like predictions.jsonl, before the first step."""
+MOST_BEFORE = 200
+"""Inputs that are decoded with the initial checkpoint."""
+
+
+def write_initial_outputs(trainer: SemiOfflineTrainer, folder: Path) -> None:
+    """before.jsonl: outputs and metrics for the first validation inputs. Call it before `train`; a resumed run keeps
+    what was written at its start. Not with FSDP or DeepSpeed, which place the weights when training begins."""
+    examples = trainer.eval_dataset
+    is_placed = not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled
+    if not isinstance(examples, Examples) or not is_placed or (folder / BEFORE).exists():
+        return
+    examples = examples.first(MOST_BEFORE)
+    evaluation = trainer.evaluate_outputs(examples)
+    if trainer.accelerator.is_main_process:
+        make_folder(folder)
+        write_predictions(folder / BEFORE, evaluation, examples)

@@ -1,0 +1,59 @@
+"""What a run leaves for its report: outputs of the initial checkpoint, and the tokens that were drawn."""
+
+import json
+
+import pyarrow.parquet
+import pytest
+from tests.integration.toy import build_rows, save_model, train
+
+from semioffline.cli import main
+
+
+def test_the_draws_are_next_to_the_completions(tmp_path):
+    train(tmp_path, max_steps=4, logging_steps=2)
+    for step in (2, 4):
+        drawn = pyarrow.parquet.read_table(tmp_path / f"tokens/step-{step}.parquet").to_pylist()
+        samples = pyarrow.parquet.read_table(tmp_path / f"completions/step-{step}.parquet").to_pylist()
+        assert len(drawn) == 4
+        for row in drawn:
+            own = [sample["reward"] for sample in samples if sample["example"] == row["example"]]
+            assert row["rewards"] == pytest.approx(own)
+            assert len(row["position"]) == len(row["token"]) == len(row["advantage"]) > 0
+    assert not (tmp_path / "tokens/step-3.parquet").exists()
+
+
+def test_there_are_none_without_completions_or_without_masks(tmp_path):
+    train(tmp_path / "off", max_steps=1, log_completions=False)
+    train(tmp_path / "avg", max_steps=1, method="avg")
+    assert not (tmp_path / "off" / "tokens").exists()
+    assert (tmp_path / "avg" / "completions").exists()
+    assert not (tmp_path / "avg" / "tokens").exists()
+
+
+def test_a_combination_logs_the_draws_of_its_part(tmp_path):
+    rows = build_rows(8).map(
+        lambda row: {"candidates": [row["completion"], row["prompt"]], "candidate_rewards": [1, 0]}
+    )
+    train(tmp_path, max_steps=1, method="brio+semi_offline", rows=rows)
+    assert (tmp_path / "tokens/step-1.parquet").exists()
+
+
+def test_train_keeps_what_the_initial_checkpoint_wrote(tmp_path):
+    """At most 200 inputs, before the first step; a resumed run does not decode them again."""
+    for split, number in (("train", 8), ("validation", 203)):
+        build_rows(number).to_json(tmp_path / f"{split}.jsonl")
+    flags = ["--data_dir", str(tmp_path), "--model", str(save_model(tmp_path / "model")), "--device", "cpu"]
+    flags += ["--reward", "click_rate", "--num_samples", "4", "--logging_steps", "1", "--learning_rate", "0.01"]
+    flags += ["--max_prompt_length", "24", "--max_completion_length", "28", "--output_dir", str(tmp_path / "run")]
+    flags += ["--save_strategy", "steps", "--save_steps", "2", "--disable_tqdm", "true"]
+    flags += ["--per_device_eval_batch_size", "100"]
+    assert main(["train", "semi_offline", *flags, "--max_steps", "2"]) == 0
+    path = tmp_path / "run" / "before.jsonl"
+    before = [json.loads(line) for line in path.read_text().splitlines()]
+    after = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    assert (len(before), len(after)) == (200, 203)
+    assert [row["prompt"] for row in before] == [row["prompt"] for row in after[:200]]
+    assert before[0].keys() == after[0].keys() >= {"prediction", "references", "click_rate", "length"}
+    path.write_text("kept")
+    assert main(["train", "semi_offline", *flags, "--max_steps", "3", "--resume", "true"]) == 0
+    assert path.read_text() == "kept"
