@@ -528,7 +528,7 @@ def test_a_recipe_after_an_equals_sign(inputs: Path, train: Train, refused, tmp_
 
 def test_a_recipe_without_a_path(train: Train, refused) -> None:
     refused(train("semi_offline", "--config"), "--config needs the name or the path of a recipe")
-    refused(train("semi_offline", "--config", "--resume"), "--config needs the path")
+    refused(train("semi_offline", "--config", "--resume"), "--config needs the name or the path of a recipe")
     refused(train("semi_offline", "--config", "a.yaml", "--config", "b.yaml"), "--config is given twice")
 
 
