@@ -15,7 +15,7 @@ from semioffline.data.examples import Examples
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import SURFACE, evaluate, measure, score
 from semioffline.evaluation.results import Evaluation, write_predictions
-from semioffline.evaluation.statistics import bootstrap_interval, corpus_value, paired_p_value
+from semioffline.evaluation.statistics import bootstrap_interval, corpus_value, paired_difference, paired_p_value
 from semioffline.policy.decoding import Decoding
 from semioffline.rewards.registry import load_reward
 from semioffline.scoring.reward_set import RewardSet
@@ -298,3 +298,27 @@ def test_the_command_takes_corpus_metrics(tmp_path: Path, capsys: pytest.Capture
     lines = (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
     assert all("corpus_bleu" in json.loads(line) for line in lines)
     assert "corpus_bleu" in capsys.readouterr().out
+
+
+def test_a_paired_difference_has_an_interval_that_is_narrower_than_that_of_either_mean():
+    rng = np.random.default_rng(0)
+    values = rng.random(200)
+    others = values - 0.05 + rng.normal(0, 0.02, 200)
+    found = paired_difference(values, others)
+    assert found.low < 0.05 < found.high
+    assert found.mean == pytest.approx(np.mean(values - others))
+    low, high = bootstrap_interval(values)
+    assert found.high - found.low < (high - low) / 4
+    assert found.p == paired_p_value(values, others) < 0.01
+    mirrored = paired_difference(others, values)
+    assert (mirrored.mean, mirrored.low, mirrored.high) == pytest.approx((-found.mean, -found.high, -found.low))
+    metric = load_reward("corpus_bleu")[1]
+    statistics = metric.statistics(["a b c d e", "f g h i"], [["a b c d e"], ["x y z w"]])
+    worse = metric.statistics(["x x x x x", "f g h i"], [["a b c d e"], ["x y z w"]])
+    whole = paired_difference(statistics, worse, 200, corpus_score=metric.corpus_score)
+    assert whole.mean == pytest.approx(
+        corpus_value(statistics, metric.corpus_score) - corpus_value(worse, metric.corpus_score)
+    )
+    nothing = paired_difference([math.nan], [1.0])
+    assert math.isnan(nothing.mean)
+    assert nothing.p == 1.0

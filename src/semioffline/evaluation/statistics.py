@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from semioffline.storage.records import Record
 
 CorpusScore = Callable[[Sequence[float]], float]
 """Statistics summed over inputs -> the value over the whole set."""
@@ -43,17 +46,31 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def paired_p_value(
+@dataclass(frozen=True)
+class Difference(Record):
+    """How much better one set of outputs is than another, over the same inputs."""
+
+    mean: float
+    low: float
+    """Lower end of the 95 % interval."""
+    high: float
+    p: float
+    """Two-sided: how often the sign of the difference is not the observed one."""
+
+
+def paired_difference(
     values: ArrayLike,
     others: ArrayLike,
     resamples: int = 2000,
     seed: int = 0,
     corpus_score: CorpusScore | None = None,
-) -> float:
-    """Two-sided paired bootstrap over inputs: how often the sign of the difference is not the observed one.
+) -> Difference:
+    """The mean of `values` minus that of `others`; interval and p-value from a paired bootstrap over inputs.
 
-    The difference is that of the means of `values` and `others`, or, with `corpus_score`, that of the values over the
-    set, where both are statistics.
+    Args:
+        values: One value per input; with `corpus_score`, one list of statistics per input, and the difference is that
+            of the values over the set. An input for which either value is NaN is left out.
+        others: The same for the other outputs, input by input.
     """
     one, other = np.asarray(values, dtype=float), np.asarray(others, dtype=float)
     score_difference: CorpusScore | None = None
@@ -64,11 +81,27 @@ def paired_p_value(
     else:
         inputs, same = np.concatenate([one, other], axis=1), np.array_equal(one, other)
         score_difference = _difference_of(corpus_score)
+    if not len(inputs):
+        return Difference(math.nan, math.nan, math.nan, 1.0)
+    mean = float(np.mean(inputs)) if score_difference is None else corpus_value(inputs, score_difference)
     if len(inputs) < 2 or same:  # one input shows nothing
-        return 1.0
+        return Difference(mean, mean, mean, 1.0)
     differences = _resampled(inputs, resamples, seed, score_difference)
+    low, high = np.percentile(differences, [2.5, 97.5])
     fewer = min((differences <= 0).sum(), (differences >= 0).sum())
-    return float(min(1.0, 2 * (fewer + 1) / (resamples + 1)))  # the observed sample counts too: p is never 0
+    p = float(min(1.0, 2 * (fewer + 1) / (resamples + 1)))  # the observed sample counts too: p is never 0
+    return Difference(mean, float(low), float(high), p)
+
+
+def paired_p_value(
+    values: ArrayLike,
+    others: ArrayLike,
+    resamples: int = 2000,
+    seed: int = 0,
+    corpus_score: CorpusScore | None = None,
+) -> float:
+    """The p-value of `paired_difference`."""
+    return paired_difference(values, others, resamples, seed, corpus_score).p
 
 
 def _difference_of(corpus_score: CorpusScore) -> CorpusScore:
