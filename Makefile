@@ -18,7 +18,7 @@ campaign: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m campaign tests/campaign
 
 tables: .venv/ready
-	$(BIN)/python -m benchmarks.pages README.md docs/*.md
+	$(BIN)/python -m benchmarks.pages README.md docs
 
 lint: .venv/ready
 	$(BIN)/ruff check .

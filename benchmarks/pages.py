@@ -1,8 +1,9 @@
 """Fill the tables of Markdown pages from JSON results, so that no number is written by hand.
 
-    python -m benchmarks.pages README.md docs/*.md
+    python -m benchmarks.pages README.md docs
 
 In a page, this script writes the lines between `<!-- table: results/e2e.json -->` and `<!-- end -->`.
+A folder stands for all pages in it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "claims": claims.markdown,
     "overview": overview.markdown,
 }
-"""kind of result -> its Markdown; folder: of the page, which paths to other results are relative to"""
+"""kind of result -> its Markdown; folder: of the result, which paths to other results are relative to"""
 
 
 def _comparison(comparison: Comparison) -> str:
@@ -50,19 +51,24 @@ def fill(page: Path) -> str:
         kind = result.get("kind") if isinstance(result, dict) else None
         if kind not in RENDERERS:
             raise unknown(f"kind of result in {path}", str(kind), RENDERERS)
-        return f"{match[1]}{RENDERERS[kind](result, page.parent)}{match[4]}"
+        return f"{match[1]}{RENDERERS[kind](result, path.parent)}{match[4]}"
 
     if not page.is_file():
         raise UserError(f"there is no page {page}")
     return BLOCK.sub(render, page.read_text())
 
 
-def main(pages: list[str]) -> int:
-    """Fill the tables of these pages in place; errors are one line on stderr and exit code 2."""
+def pages_of(paths: list[str]) -> list[Path]:
+    """The pages that these are; of a folder, those in it."""
+    return [page for path in map(Path, paths) for page in (sorted(path.rglob("*.md")) if path.is_dir() else [path])]
+
+
+def main(paths: list[str]) -> int:
+    """Fill the tables of these pages or folders of pages in place; errors are one line on stderr and exit code 2."""
     try:
-        if not pages:
-            raise UserError("no pages given: python -m benchmarks.pages README.md docs/*.md")
-        for page in map(Path, pages):
+        if not paths:
+            raise UserError("no pages given: python -m benchmarks.pages README.md docs")
+        for page in pages_of(paths):
             text = fill(page)
             page.write_text(text)
             print(f"{page}: {len(BLOCK.findall(text))} tables")

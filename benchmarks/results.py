@@ -1,4 +1,4 @@
-"""Every comparison of docs/results.md again, on one machine: starts side by side, timing alone, then all runs.
+"""Every comparison of docs/results again, on one machine: starts side by side, timing alone, then all runs.
 
     python benchmarks/results.py --models MODELS --data DATA --out OUT [--names e2e-flan-t5 ...]
 

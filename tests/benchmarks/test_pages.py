@@ -86,18 +86,22 @@ def test_a_result_that_is_not_one(tmp_path, capsys, content, part):
     assert part in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    pages.pages_of([str(DOCS.parent / "README.md"), str(DOCS)]),
+    ids=lambda path: str(path.relative_to(DOCS.parent)),
+)
 def test_the_tables_in_docs_are_what_the_results_give(path):
     assert path.read_text() == pages.fill(path), "run `make tables`"
 
 
 def test_every_result_in_docs_is_shown_on_a_page():
     shown = {
-        page_path.parent / match[1]
-        for page_path in DOCS.glob("*.md")
+        (page_path.parent / match[1]).resolve()
+        for page_path in DOCS.rglob("*.md")
         for match in pages.BLOCK.findall(page_path.read_text())
     }
-    assert set((DOCS / "results").glob("*.json")) <= shown
+    assert {path.resolve() for path in (DOCS / "results").glob("*.json")} <= shown
 
 
 # ---- claims ----
