@@ -552,12 +552,14 @@ def test_a_message_that_ends_in_the_middle_is_none():
         assert read_message(io.BytesIO(message[:end])) is None
 
 
-def test_workers_end_when_their_parent_is_killed():
-    code = (
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    """A script without a main guard: the workers do not run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(
         "from semioffline.scoring.pool import shared_pool\nimport time\n"
         "print(shared_pool(2).dealer.processes[0].pid, flush=True)\ntime.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     dealer = int(parent.stdout.readline())
     workers = two_workers_of(dealer)
     parent.kill()
