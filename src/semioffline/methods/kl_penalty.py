@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from semioffline.algorithm.losses import kl_divergence, text_scores
 from semioffline.algorithm.randomness import Randomness
-from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, Text
+from semioffline.algorithm.tensors import Batch, Rollout, Row, StepOutput, Term, Text
 from semioffline.config import StaticTarget
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
@@ -57,6 +57,16 @@ class KLPenalty(BaseMethod[RLSettings]):
     @property
     def rl_ratio(self) -> float | None:
         return self.method.rl_ratio
+
+    @property
+    def repeats(self) -> int:
+        return self.method.repeats
+
+    def roll_out(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> Rollout:
+        return self.method.roll_out(policy, batch, score, randomness)
+
+    def own_rates(self) -> list[tuple[list[nn.Parameter], float]]:
+        return self.method.own_rates()
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
         self.reference = Reference(policy)
@@ -110,7 +120,8 @@ class Reference:
 
     def predict(self, policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
         """As `Policy.predict`, with these weights."""
-        return predict_only(policy, source, [replace(row, purpose="rl") for row in rows], self.weights)
+        found: list[Tensor] = predict_only(policy, source, rows, self.weights)
+        return found
 
     @property
     def checksum(self) -> int:
@@ -122,9 +133,14 @@ class Reference:
 
 @torch.no_grad()
 def predict_only(
-    policy: Policy, source: Text, rows: list[Row], weights: Mapping[str, Tensor] | None = None
-) -> list[Tensor]:
-    """A pass without gradient or dropout, with other weights where given. It does not go through DDP's wrapper:
+    policy: Policy,
+    source: Text,
+    rows: list[Row],
+    weights: Mapping[str, Tensor] | None = None,
+    with_values: bool = False,
+) -> Any:
+    """As `Policy.predict`, without gradient or dropout, and with other weights where given. Its cost counts as that of
+    scoring trajectories. It does not go through DDP's wrapper:
     processes may need different numbers of them, and the wrapper would wait for the others."""
     training = policy.model.training
     policy.model.eval()
@@ -132,6 +148,6 @@ def predict_only(
         run: Callable[..., Any] = (
             policy if weights is None else lambda *given: functional_call(policy, dict(weights), given)
         )
-        return run(source, rows)
+        return run(source, [replace(row, purpose="rl") for row in rows], with_values)
     finally:
         policy.model.train(training)

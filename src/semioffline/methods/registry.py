@@ -14,7 +14,19 @@ from semioffline.methods.base import BaseMethod
 from semioffline.methods.combined import Combined
 from semioffline.methods.kl_penalty import with_penalty
 
-_NOT_METHODS = {"base", "combined", "completions", "kl_penalty", "mle", "on_policy", "registry", "schedule", "settings"}
+_NOT_METHODS = {
+    "base",
+    "combined",
+    "completions",
+    "critic",
+    "kl_penalty",
+    "mle",
+    "on_policy",
+    "registry",
+    "rollout",
+    "schedule",
+    "settings",
+}
 
 
 def method_names() -> list[str]:
