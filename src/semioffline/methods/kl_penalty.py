@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
 from semioffline.algorithm.losses import kl_divergence, text_scores
 from semioffline.algorithm.randomness import Randomness
@@ -20,6 +17,7 @@ from semioffline.config import StaticTarget
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
 from semioffline.methods.base import BaseMethod
+from semioffline.methods.reference import Reference
 from semioffline.methods.settings import RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
@@ -109,45 +107,3 @@ class KLPenalty(BaseMethod[RLSettings]):
         same = self.reference is None or read_json(folder / FILE)["checksum"] == self.reference.checksum
         if not same:
             raise UserError(f"{folder} was trained with another initial model: resume with the one it started from")
-
-
-class Reference:
-    """The policy as it was when this was made. Only parameters that train are copied: of an adapter, its own."""
-
-    def __init__(self, policy: Policy):
-        trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-        self.weights = {f"model.{name}": parameter.detach().clone() for name, parameter in trained.items()}
-
-    def predict(self, policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
-        """As `Policy.predict`, with these weights."""
-        found: list[Tensor] = predict_only(policy, source, rows, self.weights)
-        return found
-
-    @property
-    def checksum(self) -> int:
-        number = 0
-        for weight in self.weights.values():
-            number = zlib.crc32(weight.detach().cpu().contiguous().view(torch.uint8).numpy(), number)
-        return number
-
-
-@torch.no_grad()
-def predict_only(
-    policy: Policy,
-    source: Text,
-    rows: list[Row],
-    weights: Mapping[str, Tensor] | None = None,
-    with_values: bool = False,
-) -> Any:
-    """As `Policy.predict`, without gradient or dropout, and with other weights where given. Its cost counts as that of
-    scoring trajectories. It does not go through DDP's wrapper:
-    processes may need different numbers of them, and the wrapper would wait for the others."""
-    training = policy.model.training
-    policy.model.eval()
-    try:
-        run: Callable[..., Any] = (
-            policy if weights is None else lambda *given: functional_call(policy, dict(weights), given)
-        )
-        return run(source, [replace(row, purpose="rl") for row in rows], with_values)
-    finally:
-        policy.model.train(training)

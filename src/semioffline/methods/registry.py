@@ -22,6 +22,7 @@ _NOT_METHODS = {
     "kl_penalty",
     "mle",
     "on_policy",
+    "reference",
     "registry",
     "rollout",
     "schedule",

@@ -12,8 +12,8 @@ from torch import Tensor
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Rollout, Row
 from semioffline.data.examples import Tokens, pad
-from semioffline.methods.kl_penalty import predict_only
 from semioffline.methods.on_policy import sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.reference import predict_only
 from semioffline.methods.settings import RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
