@@ -17,6 +17,7 @@ from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.tasks import ads
+from semioffline.training.own_rates import set_own_rates
 
 
 def total(output: StepOutput, batch: Batch) -> torch.Tensor:
@@ -38,6 +39,7 @@ def train(
     collate = Collator(policy.tokens.pad_id)
     method.prepare(policy, examples)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
+    set_own_rates(optimizer, method.own_rates())
     outputs = []
     for step in range(steps):
         chosen = torch.randint(len(examples), (batch_size,), generator=torch.Generator().manual_seed(step))

@@ -133,6 +133,12 @@ def token_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
     return -F.cross_entropy(logits.float(), send(tokens, logits.device), reduction="none")
 
 
+def kl_divergence(logits: Tensor, reference: Tensor) -> Tensor:
+    """(N, V), (N, V) -> (N,): KL(p || p_0) = sum_v p(v) (log p(v) - log p_0(v)) at each of N positions, in nats."""
+    log_p, log_q = logits.float().log_softmax(1), reference.float().log_softmax(1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
 def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) -> Tensor:
     """f(y) = sum_t v_t / |y|**alpha for each of `number` texts (BRIO's score where v_t = log p, appendix D).
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Text
@@ -382,19 +381,3 @@ def choose_static(batch: Batch, randomness: Randomness) -> Text:
     if batch.static_counts is None:
         return batch.static
     return pick_static(batch.static, batch.static_counts, randomness.uniform("static", batch.index, [1] * len(batch)))
-
-
-class Epochs(TrainerCallback):
-    """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
-
-    sampler: LikeLengths | None = None
-
-    def follow(self, sampler: LikeLengths) -> LikeLengths:
-        self.sampler = sampler
-        return sampler
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.sampler is not None:
-            self.sampler.set_epoch(int(state.epoch or 0))

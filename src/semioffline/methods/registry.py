@@ -12,8 +12,22 @@ from semioffline.config import MethodConfig, setting_names
 from semioffline.errors import UserError, unknown
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.combined import Combined
+from semioffline.methods.kl_penalty import with_penalty
 
-_NOT_METHODS = {"base", "combined", "completions", "mle", "on_policy", "registry", "schedule", "settings"}
+_NOT_METHODS = {
+    "base",
+    "combined",
+    "completions",
+    "critic",
+    "kl_penalty",
+    "mle",
+    "on_policy",
+    "reference",
+    "registry",
+    "rollout",
+    "schedule",
+    "settings",
+}
 
 
 def method_names() -> list[str]:
@@ -66,7 +80,7 @@ def load_method(config: MethodConfig) -> BaseMethod:
     """The method whose settings these are; that of `one+another` runs both on every batch."""
     names = check_method(config.method)
     found = {part: _class_of(part)(config) for part in names}
-    return Combined(config, found) if len(found) > 1 else next(iter(found.values()))
+    return with_penalty(Combined(config, found) if len(found) > 1 else next(iter(found.values())))
 
 
 def readers(setting: str) -> list[str]:

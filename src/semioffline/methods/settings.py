@@ -25,11 +25,20 @@ class RLSettings(MaskedMLESettings):
     rl_ratio: float | None = setting(
         None, "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps.", "RL term", POSITIVE
     )
+    kl_weight: float = setting(
+        0.0, "Weight of the KL divergence from the initial model, a mean over positions.", "RL term", NOT_NEGATIVE
+    )
     temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
     top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
     top_p: float = setting(
         1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
     )
+
+    def problems(self) -> list[str]:
+        needs = bool(self.kl_weight and (self.fsdp or self.deepspeed))
+        return (
+            super().problems() + ["kl_weight needs all weights in each process: do without fsdp and deepspeed"] * needs
+        )
 
 
 @dataclass

@@ -205,14 +205,20 @@ class Policy(nn.Module):
 
     # ---- the forward pass ----
 
+    @property
+    def runner(self) -> Callable[..., Any]:
+        """What `predict` runs: this module, or what it is in."""
+        return self._runner or self
+
     @contextmanager
-    def through(self, wrapped: nn.Module) -> Iterator[None]:
+    def through(self, wrapped: Callable[..., Any]) -> Iterator[None]:
         """Run `predict` through `wrapped` (this module in DDP, FSDP, ...), which must see every use of a parameter."""
+        before = self._runner
         object.__setattr__(self, "_runner", wrapped)  # not as a submodule: this module is inside it
         try:
             yield
         finally:
-            object.__setattr__(self, "_runner", None)
+            object.__setattr__(self, "_runner", before)
 
     @contextmanager
     def watch(self, squares: dict[str, Tensor] | None) -> Iterator[None]:
@@ -249,7 +255,7 @@ class Policy(nn.Module):
 
         with_values: (logits, values), the value head's (N,) numbers at the same positions beside them.
         """
-        return (self._runner or self)(source, rows, with_values)
+        return self.runner(source, rows, with_values)
 
     def forward(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
         with self.meter.announce([row.purpose for row in rows], len(source.ids)):

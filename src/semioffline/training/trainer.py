@@ -22,8 +22,9 @@ from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.cuda.functions import Replayed
 from semioffline.cuda.update import replay_updates
-from semioffline.data.examples import Collator, Epochs, Examples, LikeLengths, as_dataset
+from semioffline.data.examples import Collator, Examples, LikeLengths, as_dataset
 from semioffline.data.lengths import text_limits
+from semioffline.data.order import Epochs, Repeated, Sequential, Shuffled
 from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
@@ -39,6 +40,8 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
+from semioffline.training.own_rates import set_own_rates
+from semioffline.training.rollouts import Rollouts
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
 
@@ -113,6 +116,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
+        self.rollouts = Rollouts(self.method.repeats) if self.method.repeats else None
         ratio = self.method.rl_ratio
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
@@ -139,6 +143,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         made = self.optimizer is None
         with told_in_one_line(ValueError, ImportError, before=f"optim={show(self.args.optim)}: "):
             optimizer = super().create_optimizer(*args, **kwargs)
+        if made:
+            set_own_rates(optimizer, self.method.own_rates())
         if made and self.args.cuda_graphs and self.accelerator.scaler is None:
             replay_updates(self.policy.trunk, optimizer, self.accelerator)
         return optimizer
@@ -221,6 +227,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
         squares: dict[str, Tensor] = {}
         recorded = squares if measured is not None or self._log_is_due() else None
         with self.compute_loss_context_manager(), self.policy.through(model), self.policy.watch(recorded):
+            if self.rollouts is not None:
+                roll_out = partial(self.method.roll_out, self.policy, score=self.scorer, randomness=randomness)
+                batch = self.rollouts.attach(batch, randomness.step, roll_out)
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             if self.balance is not None:
                 output = self.balance.weigh(output)
@@ -267,12 +276,18 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return 0
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        if self.args.train_sampling_strategy != "group_by_length":
+        strategy, seed = self.args.train_sampling_strategy, self.args.seed
+        if strategy != "group_by_length" and self.method.repeats < 2:
             return super()._get_train_sampler(train_dataset)
         examples = (train_dataset or self.train_dataset).examples
-        lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return self._epochs.follow(LikeLengths(lengths, together, self.args.seed))
+        order: Any = (Sequential if strategy == "sequential" else Shuffled)(len(examples), seed)
+        if strategy == "group_by_length":
+            lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
+            order = LikeLengths(lengths, together, seed)
+        if self.method.repeats > 1:
+            order = Repeated(order, len(examples), together * self.args.world_size, self.method.repeats)
+        return self._epochs.follow(order)
 
     # ---- log ----
 
