@@ -21,6 +21,8 @@ COMMANDS = {
     "candidates": "generate, score and sort static targets",
     "evaluate": "decode a test set and score it, with confidence intervals",
     "compare": "train several methods from one start for the same budget, and print one table",
+    "report": "write one HTML page about runs: semioffline report RUN [RUN ...]",
+    "rate": "blind human ratings of outputs: semioffline rate RUN_A RUN_B ...",
     "recipes": "list the recipes that ship, for --config NAME",
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",

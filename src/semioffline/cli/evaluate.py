@@ -9,7 +9,7 @@ from typing import get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.results import EvaluateResult
-from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
+from semioffline.cli.run_folder import about, open_folder, print_metrics, write_about, write_result, write_settings
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
@@ -84,6 +84,7 @@ def run(argv: list[str]) -> None:
     own = {"model_checksum": _checksum(model.model), DIGEST: digest_rows(examples)}
     check_settings(folder / SETTINGS, settings | own, "outputs", begun=bool(before))
     write_settings(folder, data, model, options)
+    write_about(folder, about("evaluate", argv), (data, model, options), {options.split: rows})
     started = time.perf_counter()
     evaluation = evaluate(policy, examples, options.metrics, decoding, options.batch_size, kept=kept)
     metrics = evaluation.result(seed=options.seed)

@@ -29,6 +29,7 @@ from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
 from semioffline.evaluation.results import Evaluation
+from semioffline.evaluation.statistics import standard_error
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
@@ -338,6 +339,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if self.reward_set.functions:
             pairs = zip(self.reward_set.weights, self.reward_set.functions, strict=True)
             means["reward"] = sum(weight * means[name] for weight, name in pairs)
+            means["reward_stderr"] = standard_error(self.reward_set.add(evaluation.values))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
         self.log(metrics)
