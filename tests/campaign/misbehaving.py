@@ -296,7 +296,7 @@ _both(GOES_ON, "switches_gradients_off", _first(lambda: torch.set_grad_enabled(F
 _both(GOES_ON, "sets_seeds", _first(lambda: (random.seed(0), np.random.seed(0), torch.manual_seed(0))))
 _both(GOES_ON, "warns", _first(lambda: warnings.warn("careful", stacklevel=1)))
 _both(GOES_ON, "silences_logging", _first(lambda: logging.disable()))
-_both(GOES_ON, "collects_garbage", _first(gc.collect))
+_both(GOES_ON, "collects_garbage", _first(lambda: gc.collect(0)))
 _both(GOES_ON, "clears_the_environment", _first(os.environ.clear))
 _both(GOES_ON, "forks", _first(_fork))
 _both(STOPS, "forks_and_raises", _fork_and_raise)

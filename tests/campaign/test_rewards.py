@@ -16,7 +16,7 @@ from campaign.processes import Ended, run_command
 from integration.toy import save_model
 
 NAMES = [*STOPS, *GOES_ON, *ENDS]
-LIMIT = 1.0
+LIMIT = 2.0
 """Seconds that a reward has. A process that cannot stop it ends some seconds later."""
 PATIENCE = 60.0
 """Seconds until a command counts as hung."""
