@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -73,8 +74,22 @@ def markdown_code(text: object) -> str:
     return f"{marks} {told} {marks}"
 
 
+def fill_descriptors() -> None:
+    """Give standard streams that are closed to the null device: else the next file that is opened takes the number, and
+    what a library prints lands in it."""
+    for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, mode)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+
+
 def prepare_streams() -> None:
     """Characters that a terminal's encoding does not have are printed as \\u2013 instead of ending the command."""
+    fill_descriptors()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -10,6 +10,7 @@ import select
 import sys
 from typing import IO
 
+from semioffline.cli.process import count_early_end_as_error, end_soon
 from semioffline.cli.recipes import announce_code, take_recipe
 from semioffline.errors import UserError, unknown
 from semioffline.printing import one_line, plain, prepare_streams, say
@@ -51,8 +52,19 @@ class _PlainFormatter(logging.Formatter):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Errors meant for the user are one line on stderr and exit code 2, and so are those of the operating system."""
-    argv = sys.argv[1:] if argv is None else argv
+    """Errors meant for the user are one line on stderr and exit code 2, and so are those of the operating system.
+
+    argv: None in a process of its own, which ends with this command.
+    """
+    if argv is not None:
+        return _guarded(argv)
+    count_early_end_as_error()
+    code = _guarded(sys.argv[1:])
+    end_soon(code)
+    return code
+
+
+def _guarded(argv: list[str]) -> int:
     prepare_streams()
     try:
         return _told(argv)

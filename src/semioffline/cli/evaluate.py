@@ -22,7 +22,7 @@ from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import checksum
-from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SEED, TOKENS, Options, setting
+from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS, SEED, TOKENS, Options, setting
 
 
 @dataclass
@@ -42,13 +42,16 @@ class EvaluateOptions(Options):
     length_penalty: float = setting(1.0, "Exponent on the length in beam search.", allowed=PENALTY)
     no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.", allowed=NOT_NEGATIVE)
     min_new_tokens: int = setting(0, "Shortest output in tokens.", allowed=NOT_NEGATIVE)
+    reward_timeout: float | None = setting(
+        None, "Seconds that one call of a metric may take; no limit when not given.", allowed=SECONDS
+    )
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
     seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.", allowed=SEED)
 
 
 SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
 """What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
-_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics")
+_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout")
 
 
 def _checksum(model: str | None) -> dict[str, int]:
@@ -86,7 +89,9 @@ def run(argv: list[str]) -> None:
     write_settings(folder, data, model, options)
     write_about(folder, about("evaluate", argv), (data, model, options), {options.split: rows})
     started = time.perf_counter()
-    evaluation = evaluate(policy, examples, options.metrics, decoding, options.batch_size, kept=kept)
+    evaluation = evaluate(
+        policy, examples, options.metrics, decoding, options.batch_size, kept=kept, timeout=options.reward_timeout
+    )
     metrics = evaluation.result(seed=options.seed)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     seconds += time.perf_counter() - started

@@ -5,6 +5,7 @@ Read before torch is loaded, which takes seconds. `semioffline recipes` lists th
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def recipe_names() -> list[str]:
 def find_recipe(given: str) -> Path:
     """The file that `--config` names: a file, or else a recipe that ships, by name. Where both are there, the file."""
     path = Path(given)
-    if path.exists():
+    if os.path.lexists(path):  # also what cannot be opened: reading it says why
         return path
     if given in recipe_names():
         return SHIPPED / f"{given}.yaml"

@@ -130,7 +130,7 @@ def _import(given: str) -> RewardFunction:
         if error.name == place and get_close_matches(place, [*FAMILIES, "length_penalty"], cutoff=0.6):
             raise unknown("kind of reward", place, [*FAMILIES, "length_penalty"]) from error
         raise UserError(f"reward '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
         raise UserError(f"reward '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, name, None)):
         raise unknown(f"function in {place}", name, [n for n in vars(module) if callable(getattr(module, n))])
