@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from semioffline.methods.ablations import AblationsConfig
     from semioffline.methods.actor_critic import ActorCriticConfig
     from semioffline.methods.avg import AvgConfig
+    from semioffline.methods.best_of_n import BestOfNConfig
     from semioffline.methods.brio import BrioConfig
+    from semioffline.methods.dpo import DPOConfig
     from semioffline.methods.ft import FTConfig
     from semioffline.methods.gold import GoldConfig
     from semioffline.methods.mft import MFTConfig
@@ -26,7 +28,9 @@ _HOME = {
     "AblationsConfig": "methods.ablations",
     "ActorCriticConfig": "methods.actor_critic",
     "AvgConfig": "methods.avg",
+    "BestOfNConfig": "methods.best_of_n",
     "BrioConfig": "methods.brio",
+    "DPOConfig": "methods.dpo",
     "FTConfig": "methods.ft",
     "GoldConfig": "methods.gold",
     "MFTConfig": "methods.mft",
@@ -40,7 +44,9 @@ __all__ = [
     "AblationsConfig",
     "ActorCriticConfig",
     "AvgConfig",
+    "BestOfNConfig",
     "BrioConfig",
+    "DPOConfig",
     "FTConfig",
     "GoldConfig",
     "MFTConfig",

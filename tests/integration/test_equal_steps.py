@@ -67,6 +67,21 @@ def test_settings_keep_it(settings: dict, tmp_path: Path) -> None:
     assert largest_error(weights(train(tmp_path / "cut", rows=rows, max_steps=2, **CUTS[0], **settings)), whole) <= 1
 
 
+@pytest.mark.parametrize(
+    "settings", [{"method": "dpo", "dpo_pairs": "all"}, {"method": "dpo"}, {"method": "best_of_n"}]
+)
+def test_methods_of_candidates_keep_it(settings: dict, tmp_path: Path) -> None:
+    """Rows with different numbers of candidates, some of which are as good as each other."""
+    rows = build_uneven_rows(16).to_list()
+    for n, row in enumerate(rows):
+        words = row["completion"].split()
+        row["candidates"] = [" ".join(words[k:] or words) + " today" * k for k in range(1 + n % 4)]
+        row["candidate_rewards"] = [1.0 - 0.3 * (k // 2) for k in range(len(row["candidates"]))]
+    settings = settings | {"rows": Dataset.from_list(rows), "max_steps": 2}
+    whole = weights(train(tmp_path / "whole", **WHOLE, **settings))
+    assert largest_error(weights(train(tmp_path / "cut", **CUTS[0], **settings)), whole) <= 1
+
+
 def test_random_static_targets_keep_it(tmp_path: Path) -> None:
     """Rows with different numbers of candidates: which one a row gets must not depend on the others in its batch."""
     rows = build_rows(24).to_list()

@@ -13,6 +13,7 @@ from semioffline.algorithm.tensors import send
 
 Baseline = Literal["mean", "leave_one_out"]
 LossScale = Literal["token", "sequence"]
+PreferenceLoss = Literal["sigmoid", "ipo"]
 
 
 def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -155,6 +156,21 @@ def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
     pairs = (rewards[:, :, None] > rewards[:, None, :]) & (gaps > 0)
     hinge = (scores[:, None, :] - scores[:, :, None] + gaps * margin).clamp(min=0)
     return torch.where(pairs, hinge, 0.0).sum()
+
+
+def preference(ratios: Tensor, pairs: Tensor, beta: float, loss: PreferenceLoss = "sigmoid") -> Tensor:
+    """DPO's loss: a mean over the pairs of each row, summed over rows. A row without a pair adds 0.
+
+    sigmoid: -log sigmoid(beta * (h_i - h_j)), Rafailov et al. 2023, equation 7. ipo: (h_i - h_j - 1 / (2 beta))**2,
+    Azar et al. 2023, equation 17.
+
+    Args:
+        ratios: (B, n) h = log p / p_0 of n texts.
+        pairs: (B, n, n) True at [b, i, j] where text i of row b is preferred to text j.
+    """
+    gaps = ratios[:, :, None] - ratios[:, None, :]
+    losses = -F.logsigmoid(beta * gaps) if loss == "sigmoid" else (gaps - 1.0 / (2.0 * beta)).square()
+    return (torch.where(pairs, losses, 0.0).sum((1, 2)) / pairs.sum((1, 2)).clamp(min=1)).sum()
 
 
 def reward_to_go(rewards: Tensor, horizon: int, discount: float, after_end: float) -> Tensor:
