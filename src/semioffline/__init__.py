@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from semioffline.methods.ft import FTConfig
     from semioffline.methods.gold import GoldConfig
     from semioffline.methods.mft import MFTConfig
+    from semioffline.methods.scheduled_sampling import ScheduledSamplingConfig
     from semioffline.methods.self_critic import SelfCriticConfig
     from semioffline.methods.semi_offline import SemiOfflineConfig
     from semioffline.policy.policy import Policy
@@ -36,6 +37,7 @@ _HOME = {
     "MFTConfig": "methods.mft",
     "MethodConfig": "config",
     "Policy": "policy.policy",
+    "ScheduledSamplingConfig": "methods.scheduled_sampling",
     "SelfCriticConfig": "methods.self_critic",
     "SemiOfflineConfig": "methods.semi_offline",
     "SemiOfflineTrainer": "training.trainer",
@@ -52,6 +54,7 @@ __all__ = [
     "MFTConfig",
     "MethodConfig",
     "Policy",
+    "ScheduledSamplingConfig",
     "SelfCriticConfig",
     "SemiOfflineConfig",
     "SemiOfflineTrainer",

@@ -7,14 +7,14 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import drawn_log_p, text_uniforms
 from semioffline.algorithm.tensors import Batch, Row
 from semioffline.data.examples import Tokens, pad
-from semioffline.methods.settings import RLSettings
+from semioffline.methods.settings import DrawingSettings
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
 
 
 def sample_texts(
-    policy: Policy, batch: Batch, config: RLSettings, randomness: Randomness, num_samples: int
+    policy: Policy, batch: Batch, config: DrawingSettings, randomness: Randomness, num_samples: int
 ) -> list[list[int]]:
     """B * num_samples token lists from the policy, the samples of an input together, with EOS where they ended.
 
@@ -53,7 +53,7 @@ def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], max_comple
     return Row(padded.ids, padded.keep_mask, wanted, purpose="grad")
 
 
-def sampled_log_p(policy: Policy, logits: Tensor, row: Row, config: RLSettings) -> Tensor:
+def sampled_log_p(policy: Policy, logits: Tensor, row: Row, config: DrawingSettings) -> Tensor:
     """(P,) log-probabilities of a row's wanted tokens under the distribution that was drawn from: temperature, top_k,
     top_p, without what `generate` suppresses."""
     allowed = torch.ones_like(policy.allowed)

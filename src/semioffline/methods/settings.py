@@ -18,17 +18,23 @@ class MaskedMLESettings(MethodConfig):
 
 
 @dataclass
-class RLSettings(MaskedMLESettings):
+class DrawingSettings(MethodConfig):
+    """How tokens are drawn from the policy."""
+
+    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
+    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
+    top_p: float = setting(
+        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
+    )
+
+
+@dataclass
+class RLSettings(DrawingSettings, MaskedMLESettings):
     """An RL term next to the MLE term, and how its samples are drawn."""
 
     rl_weight: float = setting(5.0, "Lambda, the weight of the RL loss next to the MLE loss.", "RL term", NOT_NEGATIVE)
     rl_ratio: float | None = setting(
         None, "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps.", "RL term", POSITIVE
-    )
-    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
-    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
-    top_p: float = setting(
-        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
     )
 
 
