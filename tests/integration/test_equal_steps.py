@@ -56,11 +56,14 @@ def test_accumulation_does_not_change_the_step(kind: str, rows: Dataset, tmp_pat
         {"mask_unit": "word", "label_smoothing_factor": 0.1, "temperature": 0.7, "top_p": 0.9},
         {"method": "mft"},
         {"method": "scheduled_sampling", "teacher_forcing_end": 0.2},
+        {"method": "erpo", "max_completion_length": 16},
+        {"method": "raml"},
+        {"method": "spg", "max_completion_length": 16},
         {"method": "avg", "max_completion_length": 16, "top_p": 0.9},
         {"method": "self_critic", "max_completion_length": 16},
         {"method": "actor_critic", "max_completion_length": 16},
     ],
-    ids=["sequence", "word", "mft", "scheduled_sampling", "avg", "self_critic", "actor_critic"],
+    ids=["sequence", "word", "mft", "scheduled_sampling", "erpo", "raml", "spg", "avg", "self_critic", "actor_critic"],
 )
 def test_settings_keep_it(settings: dict, tmp_path: Path) -> None:
     rows = build_uneven_rows(16)

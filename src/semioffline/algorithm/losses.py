@@ -173,6 +173,21 @@ def preference(ratios: Tensor, pairs: Tensor, beta: float, loss: PreferenceLoss 
     return (torch.where(pairs, losses, 0.0).sum((1, 2)) / pairs.sum((1, 2)).clamp(min=1)).sum()
 
 
+def target_weights(log_p: Tensor, rewards: Tensor, log_proposal: Tensor, alpha: float, beta: float) -> Tensor:
+    """(B, K) self-normalised importance weights of K texts for the target q ∝ exp((alpha log p + R) / (alpha + beta)).
+
+    w_k = q(y_k) / proposal(y_k), divided by the row's sum; no gradient. q maximises E_q[R] - alpha KL(q || p) +
+    beta H(q): Tan et al. 2019, equations 4 and 5. Texts without a reward (NaN) have the weight 0.
+
+    Args:
+        log_p, rewards, log_proposal: (B, K) log-probabilities under the policy, rewards, and log-probabilities with
+            which the texts were drawn.
+    """
+    scores = (alpha * log_p.detach() + rewards) / (alpha + beta) - log_proposal
+    weights = scores.masked_fill(rewards.isnan(), -torch.inf).softmax(1)
+    return weights.nan_to_num(nan=0.0)  # a row without any reward
+
+
 def reward_to_go(rewards: Tensor, horizon: int, discount: float, after_end: float) -> Tensor:
     """(B, T) -> (B, T): discounted mean of each position's reward and the `horizon` rewards after it.
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import drawn_log_p, text_uniforms
-from semioffline.algorithm.tensors import Batch, Row
+from semioffline.algorithm.tensors import Batch, Row, Text
 from semioffline.data.examples import Tokens, pad
 from semioffline.methods.settings import DrawingSettings
 from semioffline.policy.decoding import Decoding
@@ -40,9 +40,14 @@ def greedy_texts(policy: Policy, batch: Batch, max_completion_length: int | None
     return policy.generate(batch.source, Decoding(max_new_tokens=longest), keep_end=True)
 
 
+def as_text(texts: list[list[int]], pad_id: int) -> Text:
+    """Token lists, padded. No token of them is one to be masked."""
+    return pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], pad_id)
+
+
 def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], max_completion_length: int | None) -> Row:
     """One sample for each input as a row to run again; tokens that `generate` forces were not the policy's choice."""
-    padded = pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], policy.tokens.pad_id)
+    padded = as_text(texts, policy.tokens.pad_id)
     wanted = padded.keep_mask.clone()
     forced = policy.base.generation_config
     if policy.is_encoder_decoder and forced.forced_bos_token_id is not None:

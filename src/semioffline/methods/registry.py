@@ -14,6 +14,7 @@ from semioffline.methods.base import BaseMethod
 from semioffline.methods.combined import Combined
 
 _NOT_METHODS = {"base", "combined", "completions", "frozen", "mle", "on_policy", "registry", "schedule", "settings"}
+_NOT_METHODS |= {"weighted"}
 
 
 def method_names() -> list[str]:

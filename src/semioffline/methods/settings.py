@@ -60,3 +60,20 @@ class LengthSettings(MethodConfig):
     length_alpha: float = setting(
         1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", Range(0, 10)
     )
+
+
+@dataclass
+class WeightedSettings(MethodConfig):
+    """K texts of an input, whose likelihoods are weighted by their rewards."""
+
+    num_samples: int = setting(8, "K, texts for each input.", "Sampling", SAMPLES)
+
+
+@dataclass
+class EditSettings(WeightedSettings):
+    """Texts that are random edits of the ground truth."""
+
+    edit_rate: float = setting(
+        0.1, "Share of its tokens that an edit of the ground truth replaces, on average.", "Sampling",
+        Range(0, 1, open_low=True, open_high=True),
+    )  # fmt: skip
