@@ -55,16 +55,35 @@ def test_accumulation_does_not_change_the_step(kind: str, rows: Dataset, tmp_pat
         {"loss_scale": "sequence", "baseline": "leave_one_out", "scale_rewards": True},
         {"mask_unit": "word", "label_smoothing_factor": 0.1, "temperature": 0.7, "top_p": 0.9},
         {"method": "mft"},
+        {"method": "scheduled_sampling", "teacher_forcing_end": 0.2},
+        {"method": "erpo", "max_completion_length": 16},
+        {"method": "raml"},
+        {"method": "spg", "max_completion_length": 16},
         {"method": "avg", "max_completion_length": 16, "top_p": 0.9},
         {"method": "self_critic", "max_completion_length": 16},
         {"method": "actor_critic", "max_completion_length": 16},
     ],
-    ids=["sequence", "word", "mft", "avg", "self_critic", "actor_critic"],
+    ids=["sequence", "word", "mft", "scheduled_sampling", "erpo", "raml", "spg", "avg", "self_critic", "actor_critic"],
 )
 def test_settings_keep_it(settings: dict, tmp_path: Path) -> None:
     rows = build_uneven_rows(16)
     whole = weights(train(tmp_path / "whole", rows=rows, max_steps=2, **WHOLE, **settings))
     assert largest_error(weights(train(tmp_path / "cut", rows=rows, max_steps=2, **CUTS[0], **settings)), whole) <= 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "dpo", "dpo_pairs": "all"}, {"method": "dpo"}, {"method": "best_of_n"}]
+)
+def test_methods_of_candidates_keep_it(settings: dict, tmp_path: Path) -> None:
+    """Rows with different numbers of candidates, some of which are as good as each other."""
+    rows = build_uneven_rows(16).to_list()
+    for n, row in enumerate(rows):
+        words = row["completion"].split()
+        row["candidates"] = [" ".join(words[k:] or words) + " today" * k for k in range(1 + n % 4)]
+        row["candidate_rewards"] = [1.0 - 0.3 * (k // 2) for k in range(len(row["candidates"]))]
+    settings = settings | {"rows": Dataset.from_list(rows), "max_steps": 2}
+    whole = weights(train(tmp_path / "whole", **WHOLE, **settings))
+    assert largest_error(weights(train(tmp_path / "cut", **CUTS[0], **settings)), whole) <= 1
 
 
 def test_random_static_targets_keep_it(tmp_path: Path) -> None:

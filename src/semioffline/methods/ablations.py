@@ -17,6 +17,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import complete, draw, draw_uniforms, drawn_log_p, sampling_logits
 from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
 from semioffline.errors import UserError
+from semioffline.methods.frozen import predict_only
 from semioffline.methods.mle import masked_target_row
 from semioffline.methods.reference import predict_only
 from semioffline.methods.semi_offline import Drawn, SemiOfflineConfig
@@ -87,7 +88,6 @@ class Method(SemiOffline):
 
     # ---- -Mask ----
 
-    @torch.no_grad()
     def _show_predictions(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> Observation:

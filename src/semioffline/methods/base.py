@@ -30,6 +30,8 @@ class BaseMethod(Generic[Config]):
     """Whether `step` calls the scorer."""
     needs_candidates = False
     """Whether `step` reads `batch.candidates`."""
+    has_mle = True
+    """Whether `step` gives a term of the ground truth's likelihood. `one+another` has one at most."""
     batch_on_host = False
     """Whether `step` takes its batch in the host's memory: masks and indices computed there do not make the host wait
     for the device, and `policy.predict` and the losses send what they are given. Otherwise the batch comes on the

@@ -19,6 +19,7 @@ _NOT_METHODS = {
     "combined",
     "completions",
     "critic",
+    "frozen",
     "kl_penalty",
     "mle",
     "on_policy",
@@ -27,6 +28,7 @@ _NOT_METHODS = {
     "rollout",
     "schedule",
     "settings",
+    "weighted",
 }
 
 
@@ -49,9 +51,10 @@ def check_method(name: str) -> list[str]:
     if len(set(names)) < len(names):
         raise UserError(f"method '{name}' names the same method twice: give two different ones, or one")
     plain = [part for part in names if part in ("ft", "mft")]
-    if plain and len(names) == 2 and "gold" not in names:
+    if plain and len(names) == 2 and all(_class_of(part).has_mle for part in names):
         other = "two MLE terms" if len(plain) == 2 else "an MLE term that the other method has already"
-        raise UserError(f"method '{name}' would combine {other}: only gold goes with ft or mft, else name one method")
+        free = ", ".join(part for part in method_names() if not _class_of(part).has_mle)
+        raise UserError(f"method '{name}' would combine {other}: ft and mft go with {free} only, else name one method")
     return names
 
 

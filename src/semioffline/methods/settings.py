@@ -18,7 +18,18 @@ class MaskedMLESettings(MethodConfig):
 
 
 @dataclass
-class RLSettings(MaskedMLESettings):
+class DrawingSettings(MethodConfig):
+    """How tokens are drawn from the policy."""
+
+    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
+    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
+    top_p: float = setting(
+        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
+    )
+
+
+@dataclass
+class RLSettings(DrawingSettings, MaskedMLESettings):
     """An RL term next to the MLE term, and how its samples are drawn."""
 
     rl_weight: float = setting(5.0, "Lambda, the weight of the RL loss next to the MLE loss.", "RL term", NOT_NEGATIVE)
@@ -27,11 +38,6 @@ class RLSettings(MaskedMLESettings):
     )
     kl_weight: float = setting(
         0.0, "Weight of the KL divergence from the initial model, a mean over positions.", "RL term", NOT_NEGATIVE
-    )
-    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
-    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
-    top_p: float = setting(
-        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
     )
 
     def problems(self) -> list[str]:
@@ -63,3 +69,20 @@ class LengthSettings(MethodConfig):
     length_alpha: float = setting(
         1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", Range(0, 10)
     )
+
+
+@dataclass
+class WeightedSettings(MethodConfig):
+    """K texts of an input, whose likelihoods are weighted by their rewards."""
+
+    num_samples: int = setting(8, "K, texts for each input.", "Sampling", SAMPLES)
+
+
+@dataclass
+class EditSettings(WeightedSettings):
+    """Texts that are random edits of the ground truth."""
+
+    edit_rate: float = setting(
+        0.1, "Share of its tokens that an edit of the ground truth replaces, on average.", "Sampling",
+        Range(0, 1, open_low=True, open_high=True),
+    )  # fmt: skip
