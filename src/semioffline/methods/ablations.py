@@ -19,7 +19,6 @@ from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
 from semioffline.errors import UserError
 from semioffline.methods.frozen import predict_only
 from semioffline.methods.mle import masked_target_row
-from semioffline.methods.reference import predict_only
 from semioffline.methods.semi_offline import Drawn, SemiOfflineConfig
 from semioffline.methods.semi_offline import Method as SemiOffline
 from semioffline.policy.policy import Policy

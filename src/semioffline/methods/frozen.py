@@ -1,13 +1,17 @@
-"""Passes without gradient, and log-probabilities under the initial checkpoint, which are computed once."""
+"""The initial model, frozen: its weights, log-probabilities that are computed once, and passes without gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.func import functional_call
 from tqdm import tqdm
 
 from semioffline.algorithm.tensors import Batch, Row, Text
@@ -18,15 +22,43 @@ from semioffline.policy.policy import Policy
 
 
 @torch.no_grad()
-def predict_only(policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
-    """A pass without gradient or dropout. It does not go through DDP's wrapper: processes may need different numbers
-    of them, and the wrapper would wait for the others."""
+def predict_only(
+    policy: Policy,
+    source: Text,
+    rows: list[Row],
+    weights: Mapping[str, Tensor] | None = None,
+    with_values: bool = False,
+) -> Any:
+    """As `Policy.predict`, without gradient or dropout, and with other weights where given. It does not go through
+    DDP's wrapper: processes may need different numbers of them, and the wrapper would wait for the others."""
     training = policy.model.training
     policy.model.eval()
     try:
-        return policy(source, rows)
+        if weights is None:
+            return policy(source, rows, with_values)
+        return functional_call(policy, dict(weights), (source, rows, with_values))
     finally:
         policy.model.train(training)
+
+
+class Reference:
+    """The policy as it was when this was made. Only parameters that train are copied: of an adapter, its own."""
+
+    def __init__(self, policy: Policy):
+        trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+        self.weights = {f"model.{name}": parameter.detach().clone() for name, parameter in trained.items()}
+
+    def predict(self, policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
+        """As `Policy.predict`, with these weights. Its cost counts as that of scoring trajectories."""
+        found: list[Tensor] = predict_only(policy, source, [replace(row, purpose="rl") for row in rows], self.weights)
+        return found
+
+    @property
+    def checksum(self) -> int:
+        number = 0
+        for weight in self.weights.values():
+            number = zlib.crc32(weight.detach().cpu().contiguous().view(torch.uint8).numpy(), number)
+        return number
 
 
 class InitialLogP:

@@ -17,7 +17,7 @@ from semioffline.config import StaticTarget
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
 from semioffline.methods.base import BaseMethod
-from semioffline.methods.reference import Reference
+from semioffline.methods.frozen import Reference
 from semioffline.methods.settings import RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer

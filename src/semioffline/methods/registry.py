@@ -23,7 +23,6 @@ _NOT_METHODS = {
     "kl_penalty",
     "mle",
     "on_policy",
-    "reference",
     "registry",
     "rollout",
     "schedule",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Rollout, Row
 from semioffline.data.examples import Tokens, pad
+from semioffline.methods.frozen import predict_only
 from semioffline.methods.on_policy import sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.reference import predict_only
 from semioffline.methods.settings import RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
@@ -44,7 +44,8 @@ def make_rollout(
     scores = score.score_ids(texts, batch, many)
     samples = pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], policy.tokens.pad_id)
     rows = _rows(policy, batch, texts, config, many)
-    found: Any = predict_only(policy, batch.source, rows, with_values=with_values)
+    scoring = [replace(row, purpose="rl") for row in rows]
+    found: Any = predict_only(policy, batch.source, scoring, with_values=with_values)
     logits = found[0] if with_values else found
     log_p = [sampled_log_p(policy, z, row, config) for z, row in zip(logits, rows, strict=True)]
     rollout = {"ids": samples.ids, "keep": samples.keep_mask, "rewards": scores.rewards.cpu()}
