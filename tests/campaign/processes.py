@@ -26,10 +26,27 @@ class Ended(NamedTuple):
         return [line for line in self.printed.splitlines() if line.startswith("semioffline: error:")]
 
 
+def start_command(argv: list[str], folder: Path, output: Path) -> Any:
+    """In this folder, and in a session of its own, to which all processes belong that it starts."""
+    return start_process(_be_command, argv, str(folder), str(output))
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(number) == leader and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
 def run_command(argv: list[str], folder: Path, output: Path, patience: float = 120.0) -> Ended:
-    """In this folder."""
     began = time.monotonic()
-    process = start_process(_be_command, argv, str(folder), str(output))
+    process = start_command(argv, folder, output)
     process.join(patience)
     code = None if process.is_alive() else process.exitcode
     if code is None:
@@ -45,6 +62,7 @@ def _be_command(argv: list[str], folder: str, output: str) -> Any:
     from semioffline.cli import main, process
 
     torch.set_num_threads(1)
+    os.setsid()
     os.chdir(folder)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):

@@ -120,7 +120,12 @@ def _end_bars() -> None:
 
 def _refuse(message: str) -> int:
     _end_bars()
-    say(f"semioffline: error: {one_line(message)}", error=True)
+    try:
+        say(f"semioffline: error: {one_line(message)}", error=True)
+    except BrokenPipeError:
+        raise
+    except OSError:  # stderr is on a full disk, too
+        pass
     return 2
 
 

@@ -24,6 +24,7 @@ from semioffline.evaluation.scale import shown_value
 from semioffline.experiments.provenance import ABOUT, DataDigest, Provenance, RunProvenance, Versions
 from semioffline.printing import show_table
 from semioffline.storage.files import is_unused, lock_folder, open_for_writing, write_atomically
+from semioffline.validation import show
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -114,7 +115,7 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
         raise UserError("--output_dir must not be empty: name a folder")
     if path.is_file():
         raise UserError(f"--output_dir {path} is a file")
-    first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
+    first = process_rank() == 0  # the other processes may find what the first has written already
     if first and not resume and path.is_dir() and not is_unused(path):
         go_on = "add --resume to go on with it, or " if can_resume else ""
         raise UserError(f"--output_dir {path} is not empty: {go_on}name another folder")
@@ -122,6 +123,14 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
     if first and lock:
         lock_folder(path)
     return path
+
+
+def process_rank() -> int:
+    """The number of this process among those that torchrun has started."""
+    given = os.environ.get("RANK", "0")
+    if not given.isdigit():
+        raise UserError(f"the environment variable RANK={show(given)} must be a whole number: torchrun sets it")
+    return int(given)
 
 
 def write_settings(folder: Path, *options: DataclassInstance) -> None:
