@@ -34,7 +34,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     first = _initial_reward(plan, method, args)
     args.eval_on_start = args.eval_on_start and first is None
     trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, plan.rows, plan.dev)
-    checkpoint = BestCheckpoint(trainer.policy.model, steps, plan.evaluations, plan.keep, first)
+    checkpoint = BestCheckpoint(trainer.policy, steps, plan.evaluations, plan.keep, first)
     trainer.add_callback(checkpoint)
     started = time.perf_counter()
     with peak_memory() as peak:
