@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from semioffline.methods.brio import BrioConfig
     from semioffline.methods.ft import FTConfig
     from semioffline.methods.gold import GoldConfig
+    from semioffline.methods.grpo import GrpoConfig
+    from semioffline.methods.ilql import IlqlConfig
     from semioffline.methods.mft import MFTConfig
+    from semioffline.methods.ppo import PpoConfig
     from semioffline.methods.self_critic import SelfCriticConfig
     from semioffline.methods.semi_offline import SemiOfflineConfig
     from semioffline.policy.policy import Policy
@@ -29,9 +32,12 @@ _HOME = {
     "BrioConfig": "methods.brio",
     "FTConfig": "methods.ft",
     "GoldConfig": "methods.gold",
+    "GrpoConfig": "methods.grpo",
+    "IlqlConfig": "methods.ilql",
     "MFTConfig": "methods.mft",
     "MethodConfig": "config",
     "Policy": "policy.policy",
+    "PpoConfig": "methods.ppo",
     "SelfCriticConfig": "methods.self_critic",
     "SemiOfflineConfig": "methods.semi_offline",
     "SemiOfflineTrainer": "training.trainer",
@@ -43,9 +49,12 @@ __all__ = [
     "BrioConfig",
     "FTConfig",
     "GoldConfig",
+    "GrpoConfig",
+    "IlqlConfig",
     "MFTConfig",
     "MethodConfig",
     "Policy",
+    "PpoConfig",
     "SelfCriticConfig",
     "SemiOfflineConfig",
     "SemiOfflineTrainer",
