@@ -10,7 +10,8 @@ from toy import KINDS, build_model, build_uneven_rows, read_by, read_log, train,
 
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
 METHODS += ["dpo", "best_of_n", "scheduled_sampling", "erpo", "raml", "spg"]
-QUICK = {"max_steps": 2, "num_samples": 2, "max_completion_length": 8}
+METHODS += ["grpo", "ppo", "ilql"]
+QUICK = {"max_steps": 2, "num_iterations": 2, "num_samples": 2, "max_completion_length": 8}
 
 
 @pytest.fixture(scope="module")

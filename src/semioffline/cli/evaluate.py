@@ -18,6 +18,7 @@ from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.results import write_predictions
+from semioffline.methods.ilql import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
@@ -70,6 +71,7 @@ def run(argv: list[str]) -> None:
     path = Path(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = open_folder(path, resume=(path / SETTINGS).exists())
     policy = model.load().to(device)
+    restore_heads(policy, Path(str(model.model)))
     if options.cuda_graphs:
         policy.generator.replay_decoding()
     lengths = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens")

@@ -35,7 +35,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     args.eval_on_start = args.eval_on_start and first is None
     first_reward = None if first is None else first.reward
     trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, plan.rows, plan.dev)
-    checkpoint = BestCheckpoint(trainer.policy.model, steps, plan.evaluations, plan.keep, first_reward)
+    checkpoint = BestCheckpoint(trainer.policy, steps, plan.evaluations, plan.keep, first_reward)
     trainer.add_callback(checkpoint)
     started = time.perf_counter()
     with peak_memory() as peak:
