@@ -46,6 +46,11 @@ class BaseMethod(Generic[Config]):
         return "ground_truth"
 
     @property
+    def mask_where(self) -> str | None:
+        """Which of its words may be masked; None: all."""
+        return None
+
+    @property
     def rl_ratio(self) -> float | None:
         """Target ratio of RL to MLE gradient norm; None: the weights of the terms are those of `step`."""
         return None

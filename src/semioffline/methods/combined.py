@@ -38,6 +38,10 @@ class Combined(BaseMethod[MethodConfig]):
         return next((target for target in chosen if target != "ground_truth"), "ground_truth")
 
     @property
+    def mask_where(self) -> str | None:
+        return next((method.mask_where for method in self.methods.values() if method.mask_where is not None), None)
+
+    @property
     def rl_ratio(self) -> float | None:
         return next((method.rl_ratio for method in self.methods.values() if method.rl_ratio is not None), None)
 

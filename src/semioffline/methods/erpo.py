@@ -14,7 +14,7 @@ class ERPOConfig(DrawingSettings, EditSettings):
 
     method: ClassVar[str] = "erpo"
     erpo_alpha: float = setting(0.05, "Weight of KL(q || p): the larger, the nearer q is to p.", "ERPO", NOT_NEGATIVE)
-    erpo_beta: float = setting(0.005, "Weight of the entropy of q.", "ERPO", NOT_NEGATIVE)
+    erpo_beta: float = setting(0.001, "Weight of the entropy of q.", "ERPO", NOT_NEGATIVE)
     edit_share: float = setting(
         0.5, "Share of the texts that are edits of the ground truth; the others are samples.", "Sampling", SHARE
     )

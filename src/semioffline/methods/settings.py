@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semioffline.algorithm.losses import Baseline, LossScale
-from semioffline.config import MethodConfig
-from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, TEMPERATURE, Range, setting
+from semioffline.algorithm.masking import MaskPattern, MaskUnit
+from semioffline.config import MethodConfig, StaticTarget
+from semioffline.data.spans import load_where, names_function
+from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, STEPS, TEMPERATURE, Range, setting
 
 
 @dataclass
@@ -86,3 +88,35 @@ class EditSettings(WeightedSettings):
         0.1, "Share of its tokens that an edit of the ground truth replaces, on average.", "Sampling",
         Range(0, 1, open_low=True, open_high=True),
     )  # fmt: skip
+
+
+@dataclass
+class MaskingSettings(MethodConfig):
+    """Which text is masked, and which of its tokens."""
+
+    static_target: StaticTarget = setting(
+        "ground_truth", "Text that is masked: ground_truth, or the worst | best | random candidate.", "Masking"
+    )
+    mask_rate: float = setting(0.4, "p_m, the share of the static target's tokens to mask.", "Masking", SHARE)
+    mask_rate_end: float | None = setting(None, "mask_rate changes linearly to this value.", "Masking", SHARE)
+    mask_unit: MaskUnit = setting("token", "Mask single tokens or whole words: token | word.", "Masking")
+    mask_pattern: MaskPattern = setting("random", "Positions to mask: random | suffix | span | mixed.", "Masking")
+    mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Masking", Range(1, 10**6))
+    eos_after: int | None = setting(None, "After this many tokens EOS may be drawn, to end early.", "Masking", STEPS)
+    draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Masking")
+    mask_where: str | None = setting(
+        None,
+        "Mask only words inside the matches of this regular expression (of its groups, where it has some), or in "
+        "the spans that file.py:function returns for a text.",
+        "Masking",
+    )
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.draw_end and self.eos_after is None:
+            found.append("draw_end needs eos_after: only then EOS may be drawn")
+        if self.mask_where is not None and self.eos_after is not None:
+            found.append("eos_after with mask_where: an end that is drawn takes away the text that may not be masked")
+        if self.mask_where is not None and not names_function(self.mask_where):
+            load_where(self.mask_where)
+        return found

@@ -91,7 +91,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
             raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
-        train_dataset = self.prepare(train_dataset, args, self.method.static_target, self.method.needs_candidates)
+        own = self.method.static_target, self.method.needs_candidates, self.method.mask_where
+        train_dataset = self.prepare(train_dataset, args, *own)
         eval_dataset = self.prepare(eval_dataset, args)
         with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
             super().__init__(
@@ -172,13 +173,15 @@ class SemiOfflineTrainer(SafeCheckpoints):
         args: MethodConfig | None = None,
         static_target: StaticTarget = "ground_truth",
         with_candidates: bool = False,
+        mask_where: str | None = None,
     ) -> Any:
         """Check and tokenise a dataset with the settings of this run."""
         args = self.args if args is None else args
         if dataset is None or isinstance(dataset, Examples):
             return dataset
         if isinstance(dataset, dict):
-            return {name: self.prepare(part, args, static_target, with_candidates) for name, part in dataset.items()}
+            own = static_target, with_candidates, mask_where
+            return {name: self.prepare(part, args, *own) for name, part in dataset.items()}
         return Examples(
             as_dataset(dataset),
             self.policy,
@@ -187,6 +190,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             static_target,
             args.shows_bars,
             with_candidates,
+            mask_where,
         )
 
     # ---- one step ----
