@@ -361,9 +361,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
         every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
         batches, limit = math.ceil(len(examples) / self.args.per_device_train_batch_size), self.args.reward_timeout
-        return measure(
-            self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device, limit and limit * batches
-        )
+        limit = limit and limit * batches
+        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device, limit)
 
     # ---- checkpoints ----
 
