@@ -34,6 +34,13 @@ WITH: dict[str, dict[str, Any]] = {
     "save_strategy": {"metric_for_best_model": "reward"},
 }
 """What else must be set for a setting to be accepted."""
+WITH_OF_METHOD: dict[tuple[str, str], dict[str, Any]] = {
+    ("ablations", "eos_after"): {"observation": "no_mask"},
+    ("ablations", "draw_end"): {"observation": "no_mask"},
+    ("erpo", "top_k"): {"edit_share": 0.0},
+    ("erpo", "top_p"): {"edit_share": 0.0},
+}
+"""The same for one method alone."""
 SAMPLED = {name: {"do_sample": True} for name in ("temperature", "top_p", "top_k", "num_return_sequences")}
 DECODING: dict[str, dict[str, Any]] = SAMPLED | {
     "diversity_penalty": {"num_beams": 2, "num_beam_groups": 2},

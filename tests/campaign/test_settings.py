@@ -17,6 +17,7 @@ from tests.campaign.inputs import (
     COMMANDS,
     DECODING,
     WITH,
+    WITH_OF_METHOD,
     Case,
     command_cases,
     promised,
@@ -70,8 +71,8 @@ def make(case: Case) -> None:
 
 
 def _with(case: Case) -> dict[str, Any]:
-    eos = {"eos_after": {"observation": "no_mask"}, "draw_end": {"observation": "no_mask"}}
-    return (WITH.get(case.name, {}) if case.allowed else {}) | (eos.get(case.name, {}) if "ablat" in case.where else {})
+    method = case.where.split()[-1]
+    return (WITH.get(case.name, {}) if case.allowed else {}) | WITH_OF_METHOD.get((method, case.name), {})
 
 
 def _decoding(case: Case) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from semioffline.printing import fill_descriptors
 from semioffline.rewards.contract import WrappedReward
@@ -25,8 +25,7 @@ def contained() -> Iterator[None]:
         if folder is not None and _working_directory() != folder:
             os.chdir(folder)
         fill_descriptors()
-        opened = [open(os.devnull, "w") if stream and stream.closed else stream for stream in streams]  # noqa: SIM115
-        sys.stdout, sys.stderr = opened
+        sys.stdout, sys.stderr = (_nowhere() if stream and stream.closed else stream for stream in streams)
 
 
 class Contained(WrappedReward):
@@ -35,6 +34,10 @@ class Contained(WrappedReward):
     def __call__(self, *args: Any, **columns: Any) -> Any:
         with contained():
             return self.function(*args, **columns)
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _working_directory() -> str | None:

@@ -62,6 +62,10 @@ _LOOPS: list[_Loop] = []
 clients) stays valid."""
 
 
+_LEFT: list[tuple[_Loop, Future[None]]] = []
+"""Loops that were left behind: asyncio complains about tasks that are dropped before they end."""
+
+
 def await_all(waiting: dict[str, Awaitable[object]], timeout: float | None = None) -> dict[str, object]:
     """What each coroutine returns. An error has the name of its reward.
 
@@ -79,7 +83,7 @@ def await_all(waiting: dict[str, Awaitable[object]], timeout: float | None = Non
                 break
             late = last is not None and time.monotonic() >= last
             if late or not loop.thread.is_alive():
-                _LOOPS.clear()
+                _LEFT.append((_LOOPS.pop(), future))
                 missing = [name for name in waiting if name not in found]
                 blamed = loop.running() if loop.running() in missing else missing[0]
                 loop.leave()

@@ -364,10 +364,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
             ids = [shares[n % world][n // world] for n in range(len(examples))]
         metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
         every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
-        timeout = self.args.reward_timeout
-        if timeout is not None:
-            timeout *= math.ceil(len(examples) / self.args.per_device_train_batch_size)
-        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device, timeout)
+        batches, limit = math.ceil(len(examples) / self.args.per_device_train_batch_size), self.args.reward_timeout
+        limit = limit and limit * batches
+        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device, limit)
 
     # ---- checkpoints ----
 
