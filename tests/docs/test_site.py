@@ -1,5 +1,6 @@
 """The documentation site: its nav, its pictures, its API reference, and what a browser shows."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,12 @@ def test_formulas_need_no_script(built):
     page = (built / "methods" / "semi_offline.html").read_text()
     assert page.count("<math") > 5
     assert "arithmatex" not in page
+
+
+def test_nothing_is_loaded_from_another_host(built):
+    """No fonts, scripts, styles or pictures."""
+    loads = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(?:https?:)?//', flags=re.IGNORECASE)
+    found = [path.name for path in built.rglob("*.html") if loads.search(path.read_text())]
+    styles = re.compile(r"url\([\"']?(?:https?:)?//")
+    found += [path.name for path in built.rglob("*.css") if styles.search(path.read_text())]
+    assert found == []
