@@ -1,16 +1,18 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
 # make campaign: all faults and bad inputs that a part of is in make test; docs/reliability.json is their table.
-# make tables: fill the tables of README.md and docs from the JSON results that they name.
+# make tables: fill the tables of README.md and docs from the JSON results that they name, and draw the pictures.
+# make docs: build the documentation site, strictly, into build/site.
+# make tutorial: run the tutorial as a reader does.
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test campaign tables lint types env clean
+.PHONY: demo test campaign tables docs tutorial lint types env clean
 
 demo: .venv/ready
 	$(BIN)/semioffline demo --seed $(SEED)
 
-test: .venv/ready lint types
+test: .venv/ready lint types docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 || { echo 'What failed, once more and alone:'; \
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; }
 
@@ -19,6 +21,13 @@ campaign: .venv/ready
 
 tables: .venv/ready
 	$(BIN)/python -m benchmarks.pages README.md docs
+	$(BIN)/python -m benchmarks.pictures
+
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+tutorial: .venv/ready
+	$(BIN)/python -m pytest -n 0 -m campaign tests/docs/test_tutorial.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

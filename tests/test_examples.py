@@ -1,4 +1,4 @@
-"""The examples run, and the page on rewards says what works."""
+"""The examples run, and the pages on rewards say what works."""
 
 import re
 import runpy
@@ -14,7 +14,8 @@ from semioffline.scoring.reward_set import RewardSet
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "start.py")
-PAGE = (ROOT / "docs" / "rewards.md").read_text()
+PAGE = (ROOT / "docs" / "your-own-reward.md").read_text()
+NAMES = (ROOT / "docs" / "rewards.md").read_text()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -35,7 +36,7 @@ def test_the_page_links_every_example():
 
 
 def test_the_page_names_every_reward():
-    names = set(re.findall(r"`([\w:]+)", PAGE))
+    names = set(re.findall(r"`([\w:]+)", NAMES))
     missing = [name for name in reward_names() if name not in names]
     missing += [family for family in FAMILIES if not any(name.startswith(f"{family}:") for name in names)]
     assert not missing
@@ -52,6 +53,10 @@ def test_the_code_of_the_page_works(tmp_path, monkeypatch):
         assert len(sums) == 2
         assert all(len(values) == 2 for values in parts.values())
     assert load_reward(names["Slogan"](["now"]))[0] == "slogan"
+    sizes = []
+    names["send"] = lambda completions: sizes.append(len(completions)) or [float(len(text)) for text in completions]
+    assert RewardSet(names["quality"])(rows)[0] == [12.0, 6.0]  # in place of the service
+    assert sizes == [2]
 
 
 def test_the_commands_of_the_page_parse(tmp_path):

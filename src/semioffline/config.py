@@ -82,7 +82,7 @@ _PLACES = {"output_dir", "resume_from_checkpoint"}
 
 @dataclass
 class MethodConfig(TrainingArguments):
-    """Settings of a training run that do not depend on the method. A method's config class derives from it."""
+    """Settings that all methods read. A subclass of Transformers' `TrainingArguments`."""
 
     method: ClassVar[str] = ""
     """The name of the method that reads this config; empty for a method object of the user's own."""
@@ -178,7 +178,7 @@ class MethodConfig(TrainingArguments):
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Self:
-        """The config with these settings, by name. Their values are checked as those of any other."""
+        """The config with these settings, by name."""
         values: dict[str, Any] = dict(settings)
         return cls(**values)
 

@@ -29,7 +29,7 @@ ObservationKind = Literal["full", "no_mask", "noisy", "all", "pre"]
 
 @dataclass
 class AblationsConfig(SemiOfflineConfig):
-    """Settings of `ablations`: those of `semi_offline`, and which variant it is."""
+    """Settings of `ablations`: those of `semi_offline`, and what the policy sees at masked positions."""
 
     method: ClassVar[str] = "ablations"
     observation: ObservationKind = setting(

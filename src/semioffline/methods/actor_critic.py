@@ -22,7 +22,7 @@ CriticRole = Literal["baseline", "reward"]
 
 @dataclass
 class ActorCriticConfig(CriticSettings):
-    """Settings of `actor_critic`."""
+    """Settings of `actor_critic`: REINFORCE on one sample per input, with a learned critic."""
 
     method: ClassVar[str] = "actor_critic"
     critic_role: CriticRole = setting(

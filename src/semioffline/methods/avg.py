@@ -19,7 +19,7 @@ from semioffline.scoring.scorer import Scorer
 
 @dataclass
 class AvgConfig(LengthSettings, GroupSettings):
-    """Settings of `avg`."""
+    """Settings of `avg`: REINFORCE on K samples per input, with their mean reward as baseline."""
 
     method: ClassVar[str] = "avg"
 

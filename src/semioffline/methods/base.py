@@ -19,10 +19,10 @@ Config = TypeVar("Config", bound=MethodConfig)
 
 
 class BaseMethod(Generic[Config]):
-    """A training method: derive from it, name the class of its settings, and write `step`.
+    """Base class of methods. A method derives from it, sets `config_class`, and implements `step`.
 
-    A method never steps an optimizer, and every use of a parameter goes through `policy.predict`, so that it also works
-    inside DDP and FSDP. Its terms are sums; the trainer divides them by the counts of the whole optimizer step.
+    A method never steps an optimizer. It uses parameters only through `policy.predict`, so it also works with DDP and
+    FSDP. Its loss terms are sums; the trainer divides them by the counts of the whole optimizer step.
     """
 
     config_class: ClassVar[type[MethodConfig]] = MethodConfig
@@ -33,16 +33,15 @@ class BaseMethod(Generic[Config]):
     has_mle = True
     """Whether `step` gives a term of the ground truth's likelihood. `one+another` has one at most."""
     batch_on_host = False
-    """Whether `step` takes its batch in the host's memory: masks and indices computed there do not make the host wait
-    for the device, and `policy.predict` and the losses send what they are given. Otherwise the batch comes on the
-    policy's device."""
+    """Whether `step` gets its batch in host memory instead of on the policy's device. Masks and indices computed on the
+    host do not make it wait for the device; `policy.predict` and the losses copy what they get."""
 
     def __init__(self, config: Config):
         self.config = config
 
     @property
     def static_target(self) -> StaticTarget:
-        """Which text of a row is masked."""
+        """The text of a row that is masked."""
         return "ground_truth"
 
     @property
@@ -73,13 +72,13 @@ class BaseMethod(Generic[Config]):
         return []
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
-        """Called once, before training, with the tokenised training data: for what must be computed or added first."""
+        """Called once before training, with the tokenised training data."""
 
     def save(self, folder: Path) -> None:
-        """Write what the method itself has learnt into a checkpoint."""
+        """Write the method's own state into a checkpoint."""
 
     def load(self, folder: Path) -> None:
-        """Read it back."""
+        """Read the method's own state from a checkpoint."""
 
 
 RLConfig = TypeVar("RLConfig", bound=RLSettings)

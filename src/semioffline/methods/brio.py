@@ -19,7 +19,7 @@ from semioffline.validation import NOT_NEGATIVE, POSITIVE, setting
 
 @dataclass
 class BrioConfig(LengthSettings, MaskedMLESettings):
-    """Settings of `brio`."""
+    """Settings of `brio`: ranking of candidates by likelihood."""
 
     method: ClassVar[str] = "brio"
     ranking_weight: float = setting(

@@ -14,7 +14,7 @@ from semioffline.scoring.scorer import Scorer
 
 @dataclass
 class FTConfig(MethodConfig):
-    """Settings of `ft`."""
+    """Settings of `ft`: plain fine-tuning."""
 
     method: ClassVar[str] = "ft"
 

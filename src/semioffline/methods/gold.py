@@ -24,7 +24,7 @@ FILE = "gold_rewards.safetensors"
 
 @dataclass
 class GoldConfig(MethodConfig):
-    """Settings of `gold`."""
+    """Settings of `gold`: off-policy policy gradient on the ground truth."""
 
     method: ClassVar[str] = "gold"
     gold_reward: Literal["s", "p", "delta"] = setting(

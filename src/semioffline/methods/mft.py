@@ -14,7 +14,7 @@ from semioffline.scoring.scorer import Scorer
 
 @dataclass
 class MFTConfig(MaskedMLESettings):
-    """Settings of `mft`."""
+    """Settings of `mft`: fine-tuning with masked decoder inputs. Run it before `semi_offline`."""
 
     method: ClassVar[str] = "mft"
 

@@ -17,7 +17,7 @@ from semioffline.scoring.scorer import Scorer
 
 @dataclass
 class SelfCriticConfig(LengthSettings, RLSettings):
-    """Settings of `self_critic`."""
+    """Settings of `self_critic`: REINFORCE on one sample per input, with the greedy output as baseline."""
 
     method: ClassVar[str] = "self_critic"
 

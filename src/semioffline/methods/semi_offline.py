@@ -26,7 +26,13 @@ from semioffline.scoring.scorer import Scorer
 
 @dataclass
 class SemiOfflineConfig(MaskingSettings, GroupSettings):
-    """Settings of `semi_offline`."""
+    """Settings of `semi_offline`: K samples from one forward pass over a masked text.
+
+    Example:
+        ```python
+        args = SemiOfflineConfig(output_dir="run", num_samples=64, mask_rate=0.4, rl_ratio=1.0, learning_rate=1e-5)
+        ```
+    """
 
     method: ClassVar[str] = "semi_offline"
 

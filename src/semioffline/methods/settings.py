@@ -13,7 +13,7 @@ from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, STEPS
 
 @dataclass
 class MaskedMLESettings(MethodConfig):
-    """An MLE term whose decoder inputs are masked in part, as in M-FT."""
+    """Settings of an MLE term with masked decoder inputs, as in M-FT."""
 
     mle_mask_rate: float = setting(0.4, "Share of decoder inputs masked in the masked examples.", "MLE term", SHARE)
     mle_mask_share: float = setting(0.5, "Share of the examples whose decoder inputs are masked.", "MLE term", SHARE)
@@ -21,7 +21,7 @@ class MaskedMLESettings(MethodConfig):
 
 @dataclass
 class DrawingSettings(MethodConfig):
-    """How tokens are drawn from the policy."""
+    """Settings of drawing tokens from the policy."""
 
     temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
     top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
@@ -32,7 +32,7 @@ class DrawingSettings(MethodConfig):
 
 @dataclass
 class RLSettings(DrawingSettings, MaskedMLESettings):
-    """An RL term next to the MLE term, and how its samples are drawn."""
+    """Settings of an RL term, and of drawing its samples."""
 
     rl_weight: float = setting(5.0, "Lambda, the weight of the RL loss next to the MLE loss.", "RL term", NOT_NEGATIVE)
     rl_ratio: float | None = setting(
@@ -51,7 +51,7 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
 
 @dataclass
 class GroupSettings(RLSettings):
-    """K samples of an input, compared with each other."""
+    """Settings of methods that compare K samples of one input."""
 
     num_samples: int = setting(64, "K, samples drawn for each input.", "Sampling", SAMPLES)
     loss_scale: LossScale = setting(
@@ -66,7 +66,7 @@ class GroupSettings(RLSettings):
 
 @dataclass
 class LengthSettings(MethodConfig):
-    """Log-likelihoods of whole texts."""
+    """Settings of methods that use log-likelihoods of whole texts."""
 
     length_alpha: float = setting(
         1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", Range(0, 10)

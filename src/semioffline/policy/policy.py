@@ -52,17 +52,16 @@ logger = logging.getLogger(__name__)
 
 
 class Policy(nn.Module):
-    """Wraps a model and its tokenizer, and hides the difference between the two kinds of model.
+    """A Hugging Face model and its tokenizer, with one interface for encoder-decoder and decoder-only models.
 
-    Its parts: `tokens` encodes and decodes text, `generator` writes texts, `trunk` says how the decoder and the encoder
-    run (compiled, or as CUDA graphs), and `meter` counts forward passes.
+    Its parts: `tokens` encodes and decodes text, `generator` generates, `trunk` runs encoder and decoder (plain,
+    compiled or as CUDA graphs), and `meter` counts forward passes.
 
-    `forward` runs several target rows that share a source and returns logits only at the positions that are wanted.
-    They pass through the model's own output map (scaling, bias, soft-capping, adapters): a hook cuts the trunk's hidden
-    states down to those positions before the model's own forward applies its head.
+    `forward` runs several target rows that share a source, and returns logits at the wanted positions only. A hook
+    reduces the hidden states to these positions before the model's own head (scaling, bias, soft-capping, adapters).
 
-    Sources and rows may stay on the host: what the model needs of them is laid out there and sent without waiting. A
-    count or an index that is computed on the device would make the host wait for everything that the device has to do.
+    Sources and rows may stay on the host. Their layout is computed there and sent asynchronously, because a count or an
+    index computed on the device would make the host wait for the device.
     """
 
     model: Any
@@ -114,13 +113,13 @@ class Policy(nn.Module):
     def load(
         cls, name: str, tokenizer: PreTrainedTokenizerBase | None = None, dtype: Any = torch.float32, **kwargs: Any
     ) -> Policy:
-        """From a hub name or a folder: a full model, or an adapter saved by this library."""
+        """Load a model, or an adapter that this library saved, by its name on the Hub or its folder."""
         model, tokenizer = load_model(name, tokenizer, dtype)
         return cls(model, tokenizer, **kwargs)
 
     @classmethod
     def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase | None, **kwargs: Any) -> Policy:
-        """From anything that a model can be given as: a policy, a model, a hub name or a folder."""
+        """The policy for a policy, a model object, a name on the Hub or a folder."""
         if isinstance(model, Policy):
             return model
         if isinstance(model, str):
@@ -131,9 +130,9 @@ class Policy(nn.Module):
         """Write a checkpoint that loads without this library: a full model with AutoModelFor..., an adapter with
         peft's AutoPeftModelForCausalLM.from_pretrained(folder) or AutoPeftModelForSeq2SeqLM.
 
-        These give the base the row of a mask token that had to be added; PeftModel.from_pretrained(base, folder) does
-        not, and fails unless the base has it. Transformers ties a T5's own head when it resizes: where such a table had
-        to grow (those of T5 1.1 and Flan-T5 have room), Policy.load alone loads the adapter as it was.
+        If a mask token was added, these classes add its row to the base; PeftModel.from_pretrained(base, folder) fails.
+        If a T5 embedding had to grow (those of T5 1.1 and Flan-T5 have room), only Policy.load restores the adapter,
+        because Transformers ties T5's separate head when it resizes.
         """
         if state_dict is not None:
             state_dict = {k.removeprefix("model."): v for k, v in state_dict.items() if k.startswith("model.")}
@@ -201,7 +200,7 @@ class Policy(nn.Module):
     def generate(
         self, source: Text, decoding: Decoding, keep_end: bool = False, uniforms: Tensor | None = None
     ) -> list[list[int]]:
-        """As `Generator.generate`. Under FSDP, Trainer gathers the weights for the method of this name only."""
+        """Token ids of one output per row: `Generator.generate`. Trainer gathers FSDP weights for this method only."""
         return self.generator.generate(source, decoding, keep_end, uniforms)
 
     # ---- the forward pass ----

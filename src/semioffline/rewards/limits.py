@@ -95,12 +95,20 @@ def time_limit(function: RewardFunction, seconds: float | None) -> RewardFunctio
 
 
 class Retry(WrappedReward):
-    """Calls again when a call fails: at most `attempts` times, after `wait` seconds, then twice as long, and so on.
+    """A reward function that is called again when it fails.
 
-    `errors` says what is worth another try. By default these are the errors of networks: OSError (ConnectionError,
-    TimeoutError, urllib's URLError) and HTTPException (an answer that is incomplete or malformed). When the last
-    attempt fails its error is raised and training stops, with the last checkpoint in place; with `give_up="none"` the
-    samples are left out instead (a reward of None each).
+    Args:
+        function: The reward function, sync or async.
+        attempts: Number of calls, the first one included.
+        wait: Seconds before the second call; doubled before each further call.
+        errors: Exceptions after which it is called again. The default has network errors: OSError (ConnectionError,
+            TimeoutError, urllib's URLError) and HTTPException (incomplete or malformed answers).
+        give_up: "raise": the last error stops training. "none": the samples get no reward and are left out.
+
+    Example:
+        ```python
+        careful = Retry(my_reward, attempts=4, wait=1.0, give_up="none")
+        ```
     """
 
     def __init__(

@@ -10,12 +10,19 @@ from semioffline.rewards.encoder import LOAD_OPTIONS, EncoderReward, batches, ow
 
 
 class ModelReward(EncoderReward):
-    """Scores completions (or prompt and completion together) with a sequence-classification model.
+    """Scores texts with a sequence-classification model.
 
-    One output (a regression head): its value is the reward. Several: the probability of `label`, given by name or
-    number (default: "entailment" where the model has it, else the last label). `pair` feeds prompt and completion as a
-    pair; it is the default for models with an entailment label, which so measure factuality: does the source entail
-    the output?
+    With one output (a regression head), the reward is its value. With several, it is the probability of one label.
+
+    Args:
+        model: The model object.
+        processing_class: Its tokenizer.
+        label: Name or number of the label; by default "entailment" if the model has it, else the last label.
+        pair: Score prompt and completion as a pair. The default for models with an entailment label: they measure
+            factuality, whether the source entails the output.
+        batch_size: Texts per forward pass.
+        max_length: Tokens of a text or a pair; the model's maximum by default.
+        device: Where the model runs; the policy's device by default.
     """
 
     auto_class = "AutoModelForSequenceClassification"

@@ -24,18 +24,18 @@ class Source:
     data_dir: str | None = None
     """A folder with one file for each split, or the name of a Hugging Face dataset."""
     files: dict[str, str] = field(default_factory=dict)
-    """split -> file, where the files do not lie in one folder"""
+    """split -> file, if the files are not in one folder"""
     columns: dict[str, str] = field(default_factory=dict)
     prompt_template: str | None = None
     limit: int | None = None
-    """Take so many rows of each split only."""
+    """Read only this many rows of each split."""
     seed: int = 0
     raw: bool = False
-    """The rows as they are stored: columns not renamed, no template."""
+    """The rows as stored, without renamed columns and template."""
     max_row_mb: float = MAX_ROW_MB
     """The longest row of a file."""
     model: str | None = None
-    """Name or folder of the model that will read the prompts: a task may have a form for its kind. None: no form."""
+    """Name or folder of the model that will read the prompts; selects the task's prompt form. None: no form."""
 
     def where(self, split: str) -> str | None:
         return self.files.get(split) or self.data_dir
@@ -48,15 +48,17 @@ def _has(source: Source, split: str) -> bool:
 
 @dataclass(frozen=True)
 class Task:
+    """A dataset: its rows, reward, metrics and decoding settings."""
+
     load: Callable[[Source, str], Any]
     """(source, split) -> datasets.Dataset with the columns prompt and completion"""
     reward: str | None = None
-    """What to train for when nothing else is asked."""
+    """Default reward."""
     metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeL")
     settings: Mapping[str, object] = field(default_factory=dict)
     """Defaults for lengths and decoding, by the names of SemiOfflineConfig."""
     has: Callable[[Source, str], bool] = _has
-    """(source, split) -> whether there is such a split; a dataset on the Hub is not asked."""
+    """(source, split) -> whether the split exists. For a dataset on the Hub this is not checked."""
 
 
 TASK_REWARDS = {"click_rate": "ads", "facts_right": "ads"}
@@ -70,6 +72,7 @@ def task_names() -> list[str]:
 
 
 def load_task(name: str) -> Task:
+    """The task with this name, for example "samsum"."""
     if name not in task_names():
         raise unknown("task", name, task_names())
     return importlib.import_module(f"{tasks.__name__}.{name}").TASK

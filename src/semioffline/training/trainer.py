@@ -52,11 +52,21 @@ class NonFiniteLoss(UserError):
 
 
 class SemiOfflineTrainer(SafeCheckpoints):
-    """Trains any text-generation model with any method of this library.
+    """Trains a text-generation model with one method of this library. It is a `transformers.Trainer`.
 
-    model: hub name, folder, PreTrainedModel, PeftModel or Policy. reward_funcs: name, callable, sequence-classification
-    model, or a list of them. Datasets have the columns prompt, completion and, optionally, references, candidates and
-    candidate_rewards; every other column reaches the rewards.
+    Args:
+        model: Name on the Hub, folder, PreTrainedModel, PeftModel or Policy.
+        reward_funcs: Name, callable, sequence-classification model, or a list of them.
+        args: The settings. Their class selects the method.
+        train_dataset: Columns prompt and completion; optional references, candidates and candidate_rewards. Rewards get
+            all other columns.
+        eval_dataset: The same columns, for evaluation during training.
+        processing_class: The tokenizer, if model is an object.
+        reward_processing_classes: Tokenizers of rewards that are model objects.
+        callbacks: As in `transformers.Trainer`.
+        optimizers: As in `transformers.Trainer`.
+        peft_config: Adds an adapter, such as LoRA, to the model.
+        method: Your own method object, instead of the one that args selects.
     """
 
     args: MethodConfig
@@ -330,7 +340,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def evaluate(  # type: ignore[override]
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Generate and score; the metrics are eval_metrics, the reward and its parts, and the surface of the text."""
+        """Generate outputs and score them: rewards, eval_metrics, length, repetition and distinct words."""
         examples = self.eval_dataset if eval_dataset is None else self.prepare(eval_dataset)
         if examples is None:
             raise UserError("evaluation needs an eval_dataset")
@@ -351,7 +361,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return metrics
 
     def evaluate_outputs(self, examples: Examples) -> Evaluation:
-        """Each process decodes its share; every process gets all predictions."""
+        """Outputs and scores per input. Each process decodes its share, and gets all predictions."""
         rank, world = self.args.process_index, self.args.world_size
         decoding = Decoding.for_evaluation(self.args, self.limits[1])
         part = slice(rank, None, world)
