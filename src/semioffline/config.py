@@ -156,13 +156,16 @@ class MethodConfig(TrainingArguments):
     # Log
     log_completions: bool = setting(True, "Write sampled completions to completions/step-*.parquet.", "Log", free=True)
     num_completions_to_print: int = setting(
-        0, "Sampled completions to print at every log.", "Advanced", NOT_NEGATIVE, free=True
+        0, "Inputs to print at every log, each with its best sample.", "Advanced", NOT_NEGATIVE, free=True
     )
     # Transformers' own, with other defaults
     logging_steps: float = setting(
         10, "Steps between two lines of the log; below 1: a share of all steps.", "Log", _EVERY, free=True
     )
-    disable_tqdm: bool | None = setting(False, "No progress bars.", "Advanced", free=True)
+    verbose: bool = setting(
+        False, "Keep the log lines and progress bars of Transformers instead of ours.", "Log", free=True
+    )
+    disable_tqdm: bool | None = setting(False, "No line that moves; one plain line per log.", "Advanced", free=True)
     logging_nan_inf_filter: bool = setting(
         False, "A loss that is not finite stops training: nothing to filter.", free=True
     )
@@ -200,7 +203,8 @@ class MethodConfig(TrainingArguments):
 
     @property
     def shows_bars(self) -> bool:
-        return not self.disable_tqdm and self.local_process_index == 0
+        """Whether loops say how far they are."""
+        return not self.disable_tqdm and not self.verbose and self.local_process_index == 0
 
     def to_dict(self) -> dict[str, object]:
         return {"method": self.method} | super().to_dict()

@@ -70,7 +70,7 @@ def kill_after(steps: int, delay: float, argv: list[str], output: Path) -> int:
     """Start a run and send SIGKILL `delay` seconds after it has printed the log of so many steps; its exit code."""
     process = start_process(run_command, argv, str(output))
     deadline = time.monotonic() + 120
-    while not (output.exists() and output.read_text().count("{'loss'") >= steps):
+    while not (output.exists() and output.read_text().count("  loss mle ") >= steps):
         assert process.is_alive(), output.read_text()
         assert time.monotonic() < deadline, "the run is too slow to be killed"
         time.sleep(0.005)

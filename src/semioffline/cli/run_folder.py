@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from semioffline import __version__
 from semioffline.cli.recipes import Recipe
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError
+from semioffline.evaluation.paired import Change, as_rows
 from semioffline.evaluation.results import MetricResult
 from semioffline.experiments.provenance import Provenance, Versions
 from semioffline.printing import show_table
@@ -136,6 +137,13 @@ def settings_of(*options: DataclassInstance) -> Recipe:
 
 def write_result(folder: Path, result: Mapping[str, object]) -> None:
     write_atomically(folder / "result.json", json.dumps(result, indent=1))
+
+
+def print_changes(title: str, changes: Mapping[str, Change], rewards: Sequence[str]) -> None:
+    """One line a metric: before, after, and the difference over the same inputs. Rewards come first."""
+    columns = ("metric", "before", "after", "difference", "95 % interval", "p")
+    rows = as_rows(changes, rewards)
+    show_table(title, columns, rows, marked=[n for n, row in enumerate(rows) if row[0].endswith("(reward)")])
 
 
 def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
-from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.randomness import Randomness
@@ -20,6 +19,7 @@ from semioffline.algorithm.tensors import Batch, Text
 from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
+from semioffline.printing import track
 from semioffline.tasks.reading.messages import is_blank, text_problem
 from semioffline.tasks.reading.rows import LISTS, lists_problem
 
@@ -100,8 +100,8 @@ class Examples(torch.utils.data.Dataset):
         side = truncation_side or ("right" if policy.is_encoder_decoder else "left")
         self.examples: list[Example] = []
         self.truncation = Truncation(of=len(dataset))
-        size = 1000
-        for start in tqdm(range(0, len(dataset), size), desc="tokenise", disable=not progress or len(dataset) <= size):
+        size, all_rows = 1000, len(dataset)
+        for start in track(range(0, all_rows, size), all_rows, "tokenise", progress and all_rows > size):
             rows = dataset[start : start + size]
             self.examples += self._tokenise(
                 rows, start, policy, max_prompt_length, max_completion_length, side, static_target

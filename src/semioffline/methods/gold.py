@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from semioffline.algorithm.losses import gold, reward_to_go, token_log_p
 from semioffline.algorithm.randomness import Randomness
@@ -18,6 +17,7 @@ from semioffline.errors import UserError
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.mle import target_row
 from semioffline.policy.policy import Policy
+from semioffline.printing import track
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import FINITE, NOT_NEGATIVE, SHARE, Range, setting
 
@@ -78,7 +78,7 @@ class Method(BaseMethod[GoldConfig]):
         try:
             with policy.meter.paused():
                 starts = range(0, len(examples), size)
-                for start in tqdm(starts, desc="gold rewards", disable=not self.config.shows_bars):
+                for start in track(starts, len(examples), "gold rewards", self.config.shows_bars):
                     rows = [examples[n] for n in range(start, min(start + size, len(examples)))]
                     batch = collate(rows).to(policy.device)
                     target = batch.target

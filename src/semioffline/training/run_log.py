@@ -100,9 +100,21 @@ def write_samples(folder: Path, step: int, output: StepOutput, to_print: int) ->
     _write_parquet(folder / "completions" / f"step-{step}.parquet", rows)
     if output.tokens is not None:
         _write_parquet(folder / "tokens" / f"step-{step}.parquet", output.tokens())
-    for row in rows[:to_print]:
-        target, sample = one_line(row["masked_target"]), one_line(row["sample"])
-        say(f"step {step}  reward {row['reward']:.3f}  {target}  ->  {sample}")
+    for best in _best_of_inputs(rows)[:to_print]:
+        say(f"step {step}  {one_line(best['prompt'])}")
+        if best["masked_target"]:
+            say(f"  masked  {one_line(best['masked_target'])}")
+        say(f"  {best['reward']:.3f}  {one_line(best['sample'])}")
+
+
+def _best_of_inputs(rows: Sequence[CompletionRow]) -> list[CompletionRow]:
+    """Of each input, the sample with the highest reward."""
+    best: dict[object, CompletionRow] = {}
+    for row in rows:
+        known = best.get(row["example"])
+        if known is None or math.isnan(float(known["reward"])) or float(row["reward"]) > float(known["reward"]):
+            best[row["example"]] = row
+    return list(best.values())
 
 
 def _write_parquet(path: Path, rows: Sequence[CompletionRow | TokenRow]) -> None:

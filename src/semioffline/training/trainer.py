@@ -39,6 +39,7 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
+from semioffline.training.console import Advice, Console
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
 
@@ -87,8 +88,11 @@ class SemiOfflineTrainer(SafeCheckpoints):
             raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
+        self.console = next((found for found in callbacks or [] if isinstance(found, Console)), Console())
         train_dataset = self.prepare(train_dataset, args, self.method.static_target, self.method.needs_candidates)
         eval_dataset = self.prepare(eval_dataset, args)
+        theirs = [found for found in callbacks or [] if found is not self.console]
+        shown = [Advice()] if args.verbose else [self.console, Advice()]
         with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
             super().__init__(
                 model=self.policy,
@@ -97,9 +101,11 @@ class SemiOfflineTrainer(SafeCheckpoints):
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=self.policy.tokens.tokenizer,
-                callbacks=[*(callbacks or []), *_callbacks(args), Progress(self), self.run_log, self._epochs],
+                callbacks=[*theirs, *_callbacks(args), Progress(self), self.run_log, self._epochs, *shown],
                 optimizers=optimizers,
             )
+        if not args.verbose:
+            self.console.follow(self)
         if self.method.needs_reward and reward_funcs is None:
             raise UserError(
                 f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
@@ -351,7 +357,10 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.console.close()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""
