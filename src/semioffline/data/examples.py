@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Text
+from semioffline.data.lengths import Truncation
 from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
@@ -54,31 +55,6 @@ class Example:
     candidates: list[Tokens] = field(default_factory=list)
     """All candidates, best first, for methods that need them."""
     candidate_rewards: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Truncation:
-    """How many texts were cut to the maximum length."""
-
-    prompts: int = 0
-    completions: int = 0
-    candidates: int = 0
-    of: int = 0
-
-    def add(
-        self,
-        prompts: Sequence[Encoded] = (),
-        completions: Sequence[Encoded] = (),
-        candidates: Sequence[Encoded] = (),
-    ) -> None:
-        """Count those that were cut."""
-        self.prompts += sum(text.truncated for text in prompts)
-        self.completions += sum(text.truncated for text in completions)
-        self.candidates += sum(text.truncated for text in candidates)
-
-    def __str__(self) -> str:
-        counts = f"{self.prompts} prompts, {self.completions} completions, {self.candidates} candidates"
-        return f"cut to the maximum length: {counts}, of {self.of:,} rows"
 
 
 class Examples(torch.utils.data.Dataset):

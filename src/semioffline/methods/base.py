@@ -28,6 +28,8 @@ class BaseMethod(Generic[Config]):
     """Whether `step` calls the scorer."""
     needs_candidates = False
     """Whether `step` reads `batch.candidates`."""
+    masks_target = False
+    """Whether `step` predicts masked positions of a target, for which the model must know its mask token."""
     batch_on_host = False
     """Whether `step` takes its batch in the host's memory: masks and indices computed there do not make the host wait
     for the device, and `policy.predict` and the losses send what they are given. Otherwise the batch comes on the

@@ -28,6 +28,7 @@ from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
 from semioffline.evaluation.results import Evaluation
+from semioffline.evaluation.signs import signs
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
@@ -40,6 +41,7 @@ from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
 from semioffline.training.console import Advice, Console
+from semioffline.training.initial_outputs import measure_start
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
 
@@ -123,6 +125,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
+        self.at_start: dict[str, float] = {}
+        """What was measured before the first step, for the first line of the log."""
 
     def _set_up_acceleration(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -309,6 +313,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
             shares = {name: [part[name] for part in gathered if name in part] for name in names}
             logs = logs | {name: sum(values) / len(values) for name, values in shares.items()}
             self.step_metrics.clear()
+            if not any("loss" in line for line in self.state.log_history):  # the first line of the run
+                logs |= self.train_dataset.truncation.shares() | self.at_start
         super().log(logs, start_time)
 
     # ---- evaluation ----
@@ -329,6 +335,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if self.reward_set.functions:
             pairs = zip(self.reward_set.weights, self.reward_set.functions, strict=True)
             means["reward"] = sum(weight * means[name] for weight, name in pairs)
+        means |= signs(evaluation, examples, self.reward_set)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
         self.log(metrics)
@@ -357,6 +364,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
+        self.at_start = {} if resume_from_checkpoint else measure_start(self)
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
