@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semioffline.evaluation.results import MetricResult
 from semioffline.evaluation.statistics import Difference
@@ -37,6 +37,8 @@ class EvaluateResult(Record):
     seconds: float
     metrics: dict[str, MetricResult]
     truncation: str
+    against: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    """run folder or model -> metric -> how much better than its outputs, over the same inputs"""
 
 
 @dataclass(frozen=True)

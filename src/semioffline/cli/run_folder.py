@@ -139,11 +139,18 @@ def write_result(folder: Path, result: Mapping[str, object]) -> None:
     write_atomically(folder / "result.json", json.dumps(result, indent=1))
 
 
-def print_changes(title: str, changes: Mapping[str, Change], rewards: Sequence[str]) -> None:
-    """One line a metric: before, after, and the difference over the same inputs. Rewards come first."""
-    columns = ("metric", "before", "after", "difference", "95 % interval", "p")
+def print_changes(
+    title: str,
+    changes: Mapping[str, Change],
+    rewards: Sequence[str] = (),
+    note: str = "",
+    names: tuple[str, str] = ("before", "after"),
+) -> None:
+    """One line a metric: both values, and their difference over the same inputs. Rewards come first."""
+    columns = ("metric", *names, "difference", "95 % interval", "p")
     rows = as_rows(changes, rewards)
-    show_table(title, columns, rows, marked=[n for n, row in enumerate(rows) if row[0].endswith("(reward)")])
+    marked = [n for n, row in enumerate(rows) if row[0].endswith("(reward)")]
+    show_table(title, columns, rows, note=note, marked=marked)
 
 
 def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError, unknown
@@ -44,6 +44,12 @@ class DataOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model: str | None = None  # that reads the prompts: filled in from ModelOptions
+
+    def read_by(self, model: str | None) -> DataOptions:
+        """The same data for another model: some tasks have a prompt form for each kind."""
+        other = replace(self)
+        other.model = model
+        return other
 
     def load_task(self) -> Task:
         return load_task(self.task)
