@@ -71,8 +71,13 @@ def show_table(
         for n, row in enumerate(rows):
             table.add_row(*(Text(one_line(cell)) for cell in row), style="bold" if n in marked else None)
         if console.measure(table, options=console.options.update(max_width=10_000)).minimum <= console.width:
-            break
-    console.print(table)
+            return console.print(table)
+    if len(columns) < 3:
+        return console.print(table)
+    half = (len(columns) + 1) // 2
+    for part, told in ((slice(1, half), ""), (slice(half, None), note)):
+        cells = [[row[0], *row[part]] for row in rows]
+        show_table(title, [columns[0], *columns[part]], cells, width, told, marked)
 
 
 # ---- what goes on now ----

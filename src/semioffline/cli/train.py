@@ -115,7 +115,7 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
     needs_reward = load_method(args).needs_reward
     if needs_reward and not options.reward:
         raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
-    console = Console(Path(data.data_dir or data.train_file or data.task).name)
+    console = Console(data.called)
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev, callbacks=[console])
     if trainer.accelerator.is_main_process:
         write_settings(folder, data, model, options, args)

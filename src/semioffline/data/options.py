@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError, unknown
@@ -47,9 +48,17 @@ class DataOptions(Options):
 
     def read_by(self, model: str | None) -> DataOptions:
         """The same data for another model: some tasks have a prompt form for each kind."""
-        other = replace(self)
-        other.model = model
-        return other
+        return replace(self)._read_by(model)
+
+    def _read_by(self, model: str | None) -> DataOptions:
+        self.model = model
+        return self
+
+    @property
+    def called(self) -> str:
+        """What the data is called where people read it: the task, or of own files the folder or file."""
+        given = self.data_dir or self.train_file
+        return self.task if self.task != "files" or not given else Path(given).resolve().name
 
     def load_task(self) -> Task:
         return load_task(self.task)

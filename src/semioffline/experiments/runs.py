@@ -16,6 +16,7 @@ from semioffline.experiments.results import CurvePoint, RunResult, Timing
 from semioffline.experiments.timing import fit_into_budget, free_memory, known_timings, time_method
 from semioffline.policy.meter import peak_memory
 from semioffline.storage.files import lock_folder, make_folder, read_json, write_atomically
+from semioffline.training.console import Console
 from semioffline.training.trainer import SemiOfflineTrainer
 
 SETTINGS = "settings.json"
@@ -33,7 +34,8 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a run that was interrupted
     first = _initial_reward(plan, method, args)
     args.eval_on_start = args.eval_on_start and first is None
-    trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, plan.rows, plan.dev)
+    console = Console(heading=("method",))
+    trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, plan.rows, plan.dev, callbacks=[console])
     checkpoint = BestCheckpoint(trainer.policy.model, steps, plan.evaluations, plan.keep, first)
     trainer.add_callback(checkpoint)
     started = time.perf_counter()

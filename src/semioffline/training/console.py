@@ -4,7 +4,7 @@ line per log."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from semioffline.training.trainer import SemiOfflineTrainer
 
 Logs = Mapping[str, float]
+HEADING = ("method", "model", "data", "reward")
+"""The lines of the header."""
 _HIDDEN = ("runtime", "identical", "identical_references", "length_references", "frac_reward_none")
 """Evaluation metrics that are for advice and reports."""
 
@@ -60,9 +62,14 @@ class Advice(TrainerCallback):
 class Console(TrainerCallback):
     """Shows a run while it goes on. The trainer adds one, unless `verbose` keeps Transformers' own."""
 
-    def __init__(self, task: str = "") -> None:
-        """task: what the data is called in the header."""
-        self.task = task
+    def __init__(self, task: str = "", heading: Collection[str] = HEADING, brief: str = "") -> None:
+        """
+        Args:
+            task: What the data is called in the header.
+            heading: The lines of the header.
+            brief: Show nothing but this and the step, in the live line: for steps that are made to measure their speed.
+        """
+        self.task, self.heading, self.brief = task, heading, brief
         self.trainer: SemiOfflineTrainer | None = None
         self.open = ExitStack()
         """The live line."""
@@ -94,15 +101,22 @@ class Console(TrainerCallback):
         self.began, self.first = time.monotonic(), state.global_step
         if not state.is_world_process_zero:
             return
-        if self.trainer is not None:
-            say()
+        if self.trainer is not None and self.heading:
+            if len(self.heading) > 1:
+                say()
             for name, text in header(self.trainer, self.task):
-                say(f"{name:<8} {text}")
+                if name in self.heading:
+                    say(f"{name:<8} {text}")
         if state.global_step:
             say(f"resumed  after step {state.global_step}")
         if not args.disable_tqdm:
             self.activity = self.open.enter_context(activity())
-            self.activity.show(f"step {state.global_step}/{state.max_steps}")
+            self.activity.show(*self._parts(state))
+
+    def _parts(self, state: TrainerState, *more: str) -> list[str]:
+        if self.brief:
+            return [f"{self.brief}, step {state.global_step}"]
+        return [f"step {state.global_step}/{state.max_steps}", *more]
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -110,7 +124,7 @@ class Console(TrainerCallback):
         if self.activity is not None:
             done, to_do = state.global_step - self.first, state.max_steps - state.global_step
             shown = [f"{name} {figure(value)}" for name, value in self.last.items()]
-            self.activity.show(f"step {state.global_step}/{state.max_steps}", left(self.began, done, to_do), *shown)
+            self.activity.show(*self._parts(state, left(self.began, done, to_do), *shown))
 
     def on_log(
         self,
@@ -120,9 +134,9 @@ class Console(TrainerCallback):
         logs: Logs | None = None,
         **kwargs: object,
     ) -> None:
-        if not state.is_world_process_zero or not logs:
+        if not state.is_world_process_zero or not logs or self.brief:
             return
-        moves = self.activity is not None and is_terminal()
+        moves = is_terminal() and not args.disable_tqdm
         if "loss" in logs:
             self.last = training_figures(logs) | {k: v for k, v in self.last.items() if k.startswith("validation")}
             if not moves:
