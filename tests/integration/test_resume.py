@@ -42,6 +42,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         "reward": f"{folder}/slow_reward.py:slow_click_rate", "max_prompt_length": 24, "max_completion_length": 28,
         "max_steps": STEPS, "save_steps": EVERY, "logging_steps": 1, "learning_rate": 0.01, "rl_weight": 1,
         "num_samples": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "disable_tqdm": True,
+        "save_total_limit": 10,
     }  # fmt: skip
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate.utils import DynamoBackend, gather_object
 from torch import Tensor, nn
-from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
+from transformers import TrainerCallback, set_seed
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
@@ -39,8 +39,8 @@ from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
-from semioffline.training.checkpoints import Progress, SafeCheckpoints
-from semioffline.training.console import Advice, Console
+from semioffline.training.callbacks import arrange, find_console
+from semioffline.training.checkpoints import SafeCheckpoints
 from semioffline.training.initial_outputs import measure_start
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
@@ -90,11 +90,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
             raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
-        self.console = next((found for found in callbacks or [] if isinstance(found, Console)), Console())
+        self.console = find_console(callbacks)
         train_dataset = self.prepare(train_dataset, args, self.method.static_target, self.method.needs_candidates)
         eval_dataset = self.prepare(eval_dataset, args)
-        theirs = [found for found in callbacks or [] if found is not self.console]
-        shown = [Advice()] if args.verbose else [self.console, Advice()]
         with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
             super().__init__(
                 model=self.policy,
@@ -103,7 +101,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=self.policy.tokens.tokenizer,
-                callbacks=[*theirs, *_callbacks(args), Progress(self), self.run_log, self._epochs, *shown],
+                callbacks=arrange(self, args, callbacks, self.run_log, self._epochs, self.console),
                 optimizers=optimizers,
             )
         if not args.verbose:
@@ -116,6 +114,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.reward_set = RewardSet(
             rewards, args.reward_weights, reward_processing_classes, args.device, args.reward_timeout
         )
+        self.reward_set.context.follow(lambda: self.state)
         self.scorer = self._make_scorer()
         self._set_up_acceleration()
         args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
@@ -295,7 +294,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
             self.step_metrics[f"grad/{name}"].append(square.sqrt())
         if self._log_is_due() and self.accelerator.is_main_process:
             step = self.state.global_step + 1
-            write_samples(Path(str(self.args.output_dir)), step, output, self.args.num_completions_to_print)
+            extra, to_print = self.reward_set.context.extra, self.args.num_completions_to_print
+            write_samples(Path(str(self.args.output_dir)), step, output, to_print, extra)
 
     def _log_is_due(self) -> bool:
         """After this step."""
@@ -312,6 +312,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             names = dict.fromkeys(name for part in gathered for name in part)
             shares = {name: [part[name] for part in gathered if name in part] for name in names}
             logs = logs | {name: sum(values) / len(values) for name, values in shares.items()}
+            logs |= self.reward_set.context.take_metrics()
             self.step_metrics.clear()
             if not any("loss" in line for line in self.state.log_history):  # the first line of the run
                 logs |= self.train_dataset.truncation.shares() | self.at_start
@@ -354,7 +355,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if world > 1:
             shares = gather_object([ids])
             ids = [shares[n % world][n // world] for n in range(len(examples))]
-        metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
+        known = {*self.reward_set.functions, *self.reward_set.sources}
+        metrics = [metric for metric in self.args.eval_metrics if metric not in known]
         every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
         return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device)
 
@@ -390,10 +392,3 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if damage := find_damage(best):
             raise UserError(f"{damage}, and it is the best checkpoint: set --load_best_model_at_end false")
         self._load_from_checkpoint(str(best))
-
-
-def _callbacks(args: MethodConfig) -> list[TrainerCallback]:
-    callbacks: list[TrainerCallback] = []
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    return callbacks
