@@ -42,6 +42,7 @@ from semioffline.training.balance import Balance
 from semioffline.training.callbacks import arrange, find_console
 from semioffline.training.checkpoints import SafeCheckpoints
 from semioffline.training.initial_outputs import measure_start
+from semioffline.training.model_card import write_card
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
 
@@ -378,8 +379,13 @@ class SemiOfflineTrainer(SafeCheckpoints):
         with nullcontext(folder) if self.staging else whole_folder(folder) as part:
             self.policy.save(part, state_dict)
             self.method.save(part)
+            write_card(part, self)
             if self.balance is not None:
                 self.balance.save(part)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """`push_to_hub` calls it for the run folder."""
+        write_card(Path(str(self.args.output_dir)), self)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, self.policy.model if model is None else model)
