@@ -29,11 +29,23 @@ def one_line(text: object) -> str:
 def say(text: object = "", error: bool = False, strong: bool = False) -> None:
     """Print a text as it is: no markup is read in it, and nothing in it acts on the terminal. strong: bold there."""
     stream = sys.stderr if error else sys.stdout
-    try:
+    with _naming(stream):
         if error or (_LINE.live is None and not (strong and is_terminal())):
             print(plain(text), file=stream, flush=True)
         else:
             _LINE.print_above(plain(text), strong)
+
+
+def _print(console: Any, table: Any) -> None:
+    with _naming(sys.stdout):
+        console.print(table)
+
+
+@contextmanager
+def _naming(stream: object) -> Iterator[None]:
+    """An error says which stream could not be written, as others say which file."""
+    try:
+        yield
     except OSError as problem:
         problem.filename = getattr(stream, "name", "<output>")
         raise
@@ -71,9 +83,9 @@ def show_table(
         for n, row in enumerate(rows):
             table.add_row(*(Text(one_line(cell)) for cell in row), style="bold" if n in marked else None)
         if console.measure(table, options=console.options.update(max_width=10_000)).minimum <= console.width:
-            return console.print(table)
+            return _print(console, table)
     if len(columns) < 3:
-        return console.print(table)
+        return _print(console, table)
     half = (len(columns) + 1) // 2
     for part, told in ((slice(1, half), ""), (slice(half, None), note)):
         cells = [[row[0], *row[part]] for row in rows]
@@ -250,8 +262,22 @@ def markdown_code(text: object) -> str:
     return f"{marks} {told} {marks}"
 
 
+def fill_descriptors() -> None:
+    """Give standard streams that are closed to the null device: else the next file that is opened takes the number, and
+    what a library prints lands in it."""
+    for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, mode)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+
+
 def prepare_streams() -> None:
     """Characters that a terminal's encoding does not have are printed as \\u2013 instead of ending the command."""
+    fill_descriptors()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
 from semioffline.bench.results import BenchPlan, BenchResult, CaseResult
 from semioffline.cli.options import parse
 from semioffline.cli.recipes import Recipe
-from semioffline.cli.run_folder import about, open_folder
+from semioffline.cli.run_folder import about, open_folder, process_rank
 from semioffline.config import MethodConfig
 from semioffline.data.options import ModelOptions
 from semioffline.errors import UserError, unknown
@@ -101,7 +100,7 @@ def run(argv: list[str]) -> None:
     def keep(rows: list[CaseResult]) -> None:
         write_atomically(folder / "bench.json", json.dumps(BenchResult(made, plan, rows).to_json(), indent=1))
 
-    if int(os.environ.get("RANK", "0")) > 0:  # several processes measure together; the first one tells
+    if process_rank() > 0:  # several processes measure together; the first one tells
         measure_all(plan, lambda text: None, lambda rows: None)
         return
     rows = measure_all(plan, say, keep)

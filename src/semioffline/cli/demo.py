@@ -12,11 +12,13 @@ import torch
 
 from semioffline.cli.options import parse
 from semioffline.cli.results import Output, StageResult
-from semioffline.cli.run_folder import open_folder, write_result, write_settings
+from semioffline.cli.run_folder import about, open_folder, write_about, write_result, write_settings
 from semioffline.config import MethodConfig
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.evaluation.results import write_predictions
+from semioffline.evaluation.scale import is_percent
+from semioffline.experiments.provenance import Provenance
 from semioffline.methods.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.printing import one_line, say, show_table
@@ -55,11 +57,14 @@ def run(argv: list[str]) -> None:
         say("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
     if model.model is None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more would wait for each other, for minutes where the cores have other work, too
-    demo(data, model, options)
+    demo(data, model, options, about("demo", argv))
 
 
-def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[str, StageResult]:
-    """Both stages, one after the other; method -> its result."""
+def demo(
+    data: DataOptions, model: ModelOptions, options: DemoOptions, made: Provenance | None = None
+) -> dict[str, StageResult]:
+    """Both stages, one after the other, and their report; method -> its result. made: how, for the report."""
+    from semioffline.report.page import write_report
     from semioffline.training.trainer import SemiOfflineTrainer
 
     device = model.checked_device()
@@ -77,6 +82,9 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     policy = initial_policy(model, options.seed)
     folder = open_folder(path)
     write_settings(folder, data, model, options)
+    if made is not None:
+        splits = {"train": rows, "validation": dev, "held-out": test}
+        write_about(folder, made, (data, model, options), splits)
 
     results: dict[str, StageResult] = {}
     for args in stages:
@@ -88,6 +96,7 @@ def demo(data: DataOptions, model: ModelOptions, options: DemoOptions) -> dict[s
     if data.task == "ads" and reward == ["click_rate"]:
         _print_check(results, test["category"])
     say(f"Run folder: {folder}")
+    say(f"Report: {write_report([folder])}")
     return results
 
 
@@ -165,8 +174,12 @@ def _print(results: dict[str, StageResult], metrics: list[str]) -> None:
     columns = ["", *(name.replace("_", " ") for name in [*names, "forward passes", "seconds"])]
     rows = []
     for method, result in results.items():
-        values = [f"{result.metrics[name].mean:.3f}" for name in names]
+        values = [_shown(name, result.metrics[name].mean) for name in names]
         passes = f"{result.cost_per_input['forward_passes']:g} / input"
         rows.append([method, *values, passes, f"{result.seconds:.1f}"])
     inputs = next(iter(results.values())).metrics["length"].inputs
     show_table(f"held-out records ({inputs})", columns, rows, width=110)
+
+
+def _shown(metric: str, value: float) -> str:
+    return f"{100 * value:.1f}" if is_percent(metric) else f"{value:.3f}"

@@ -10,7 +10,15 @@ from typing import get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.results import EvaluateResult
-from semioffline.cli.run_folder import open_folder, print_changes, print_metrics, write_result, write_settings
+from semioffline.cli.run_folder import (
+    about,
+    open_folder,
+    print_changes,
+    print_metrics,
+    write_about,
+    write_result,
+    write_settings,
+)
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
@@ -21,11 +29,13 @@ from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.paired import Predictions, paired_changes
 from semioffline.evaluation.results import write_predictions
+from semioffline.experiments.provenance import Provenance
+from semioffline.methods.ilql import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import checksum, read_json
-from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SEED, TOKENS, Options, setting
+from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS, SEED, TOKENS, Options, setting
 
 
 @dataclass
@@ -45,6 +55,9 @@ class EvaluateOptions(Options):
     length_penalty: float = setting(1.0, "Exponent on the length in beam search.", allowed=PENALTY)
     no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.", allowed=NOT_NEGATIVE)
     min_new_tokens: int = setting(0, "Shortest output in tokens.", allowed=NOT_NEGATIVE)
+    reward_timeout: float | None = setting(
+        None, "Seconds that one call of a metric may take; no limit when not given.", allowed=SECONDS
+    )
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
     seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.", allowed=SEED)
     against: list[str] = setting(
@@ -60,7 +73,7 @@ class EvaluateOptions(Options):
 
 SETTINGS, OUTPUTS, PREDICTIONS = "evaluation.json", "outputs.jsonl", "predictions.jsonl"
 """What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
-_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "against")
+_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout", "against")
 
 
 def _checksum(model: str | None) -> dict[str, int]:
@@ -77,12 +90,13 @@ def run(argv: list[str]) -> None:
     RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
     others = {name: _predictions_of(name) for name in options.against}
     path = Path(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
-    result = evaluate_model(data, model, options, path)
+    made = about("evaluate", argv)
+    result = evaluate_model(data, model, options, path, made)
     found = {}
     for name, kept in others.items():
         if kept is None:
             kept = path / "against" / re.sub(r"[^\w.-]", "_", name)
-            evaluate_model(data.read_by(name), replace(model, model=name), options, kept)
+            evaluate_model(data.read_by(name), replace(model, model=name), options, kept, made)
             kept = kept / PREDICTIONS
         ours = Predictions.read(path / PREDICTIONS)
         found[name] = paired_changes(Predictions.read(kept), ours)
@@ -118,12 +132,15 @@ def _different_decoding(result: EvaluateResult, other: Path) -> str:
     return f"measured in another way: {one} here, {two} there" if one else ""
 
 
-def evaluate_model(data: DataOptions, model: ModelOptions, options: EvaluateOptions, path: Path) -> EvaluateResult:
+def evaluate_model(
+    data: DataOptions, model: ModelOptions, options: EvaluateOptions, path: Path, made: Provenance
+) -> EvaluateResult:
     """Decode and score with one model, and write its run folder. An evaluation that was stopped goes on there."""
     device = model.checked_device()
     rows = data.load_task().load(data.source(options.seed), options.split)
     folder = open_folder(path, resume=(path / SETTINGS).exists())
     policy = model.load().to(device)
+    restore_heads(policy, Path(str(model.model)))
     if options.cuda_graphs:
         policy.generator.replay_decoding()
     args = options.method_config(folder, device == "cpu")
@@ -137,8 +154,11 @@ def evaluate_model(data: DataOptions, model: ModelOptions, options: EvaluateOpti
     own = {"model_checksum": _checksum(model.model), DIGEST: digest_rows(examples)}
     check_settings(folder / SETTINGS, settings | own, "outputs", begun=bool(before))
     write_settings(folder, data, model, options)
+    write_about(folder, made, (data, model, options), {options.split: rows})
     started = time.perf_counter()
-    evaluation = evaluate(policy, examples, options.metrics, decoding, options.batch_size, kept=kept)
+    evaluation = evaluate(
+        policy, examples, options.metrics, decoding, options.batch_size, kept=kept, timeout=options.reward_timeout
+    )
     metrics = evaluation.result(seed=options.seed)
     write_predictions(folder / PREDICTIONS, evaluation, examples)
     seconds += time.perf_counter() - started

@@ -8,30 +8,36 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import yaml
 
 from semioffline import __version__
 from semioffline.cli.recipes import Recipe
 from semioffline.config import MethodConfig
+from semioffline.data.candidates import digest_columns
 from semioffline.errors import UserError
 from semioffline.evaluation.paired import Change, as_rows
 from semioffline.evaluation.results import MetricResult
-from semioffline.experiments.provenance import Provenance, Versions
+from semioffline.evaluation.scale import shown_value
+from semioffline.experiments.provenance import ABOUT, DataDigest, Provenance, RunProvenance, Versions
 from semioffline.printing import show_table
 from semioffline.storage.files import is_unused, lock_folder, open_for_writing, write_atomically
+from semioffline.validation import show
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from datasets import Dataset
 
 _SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": ""}
 _SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test_file", "--reward"), "")
 """Flags whose paths are shown by their last name, and what stands before it."""
 _INSIDE = ("model", "start", "candidates", "candidates.jsonl")
 """Names inside a run folder: they say nothing without the folder's own."""
+_NOT_SETTINGS = {"output_dir", "logging_dir", "run_name", "report_to", "accelerator_config", "resume", "device"}
+"""Where a run is and what Transformers fills in, for `changed_settings`."""
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
 
 
@@ -110,7 +116,7 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
         raise UserError("--output_dir must not be empty: name a folder")
     if path.is_file():
         raise UserError(f"--output_dir {path} is a file")
-    first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
+    first = process_rank() == 0  # the other processes may find what the first has written already
     if first and not resume and path.is_dir() and not is_unused(path):
         go_on = "add --resume to go on with it, or " if can_resume else ""
         raise UserError(f"--output_dir {path} is not empty: {go_on}name another folder")
@@ -120,10 +126,45 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
     return path
 
 
+def process_rank() -> int:
+    """The number of this process among those that torchrun has started."""
+    given = os.environ.get("RANK", "0")
+    if not given.isdigit():
+        raise UserError(f"the environment variable RANK={show(given)} must be a whole number: torchrun sets it")
+    return int(given)
+
+
 def write_settings(folder: Path, *options: DataclassInstance) -> None:
     """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
     write_atomically(folder / "config.yaml", yaml.safe_dump(settings_of(*options), sort_keys=True))
     write_atomically(folder / "versions.json", json.dumps(versions(), indent=1))
+
+
+def write_about(
+    folder: Path, made: Provenance, options: Sequence[DataclassInstance], splits: Mapping[str, Dataset | None]
+) -> None:
+    """about.json: command and versions, settings that differ from their defaults, and what was read of each split."""
+    data = {
+        name: DataDigest(len(rows), digest_columns(cast(Iterable[Mapping[str, object]], rows)))
+        for name, rows in splits.items()
+        if rows is not None
+    }
+    found = RunProvenance(made, changed_settings(*options), data)
+    write_atomically(folder / ABOUT, json.dumps(found.to_json(), indent=1, default=str))
+
+
+def changed_settings(*options: DataclassInstance) -> Recipe:
+    """Those that differ from their defaults. Folders of this machine by their last name only."""
+    changed: Recipe = {}
+    for option in options:
+        values = settings_of(option)
+        for item in dataclasses.fields(option):
+            default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+            value = values.get(item.name)
+            if item.init and item.name in values and value not in (default, None) and item.name not in _NOT_SETTINGS:
+                path = Path(value) if isinstance(value, str) and f"--{item.name}" in _SHOWN else None
+                changed[item.name] = value if path is None or not path.is_absolute() else path.name
+    return changed
 
 
 def settings_of(*options: DataclassInstance) -> Recipe:
@@ -154,6 +195,10 @@ def print_changes(
 
 
 def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:
-    """One line a metric: mean over inputs (or value over the whole set) and 95 % interval. Signatures: result.json."""
-    rows = [(name, f"{m.mean:.4f}", f"{m.low:.4f} – {m.high:.4f}", str(m.inputs)) for name, m in metrics.items()]
+    """One line a metric: mean over inputs (or value over the whole set) and 95 % interval, on the scale of
+    `evaluation.scale`. Signatures: result.json."""
+    rows = []
+    for name, metric in metrics.items():
+        value, low, high = (shown_value(name, number) for number in (metric.mean, metric.low, metric.high))
+        rows.append((name, value, f"{low} – {high}", str(metric.inputs)))
     show_table(title, ("metric", "value", "95 % interval", "inputs"), rows)

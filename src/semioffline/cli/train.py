@@ -14,10 +14,12 @@ from semioffline.cli.options import parse, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.cli.results import TrainResult
 from semioffline.cli.run_folder import (
+    about,
     open_folder,
     print_changes,
     print_metrics,
     settings_of,
+    write_about,
     write_result,
     write_settings,
 )
@@ -27,6 +29,7 @@ from semioffline.errors import UserError, changes, told_in_one_line
 from semioffline.evaluation.paired import Predictions, paired_changes
 from semioffline.evaluation.results import MetricResult, write_predictions
 from semioffline.evaluation.statistics import Difference
+from semioffline.experiments.provenance import Provenance
 from semioffline.methods.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
@@ -57,7 +60,7 @@ def run(argv: list[str]) -> None:
     method, argv = argv[0], argv[1:]
     data, model, options, args = parse_training(method, argv)
     folder = open_folder(str(args.output_dir), options.resume, can_resume=True)
-    train(data, model, options, args, folder)
+    train(data, model, options, args, folder, about("train", [method, *argv]))
 
 
 def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, MethodConfig]:
@@ -98,8 +101,17 @@ def _whole_paths(settings: Recipe) -> Recipe:
     }
 
 
-def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: MethodConfig, folder: Path) -> None:
-    """Train, save folder/model, evaluate on the validation split if there is one, write result.json."""
+def train(
+    data: DataOptions,
+    model: ModelOptions,
+    options: TrainOptions,
+    args: MethodConfig,
+    folder: Path,
+    made: Provenance | None = None,
+) -> None:
+    """Train, save folder/model, evaluate on the validation split if there is one, write result.json and report.html.
+    made: how, for the report."""
+    from semioffline.report.page import write_report
     from semioffline.training.console import Console
     from semioffline.training.initial_outputs import write_initial_outputs
     from semioffline.training.trainer import SemiOfflineTrainer
@@ -119,6 +131,8 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev, callbacks=[console])
     if trainer.accelerator.is_main_process:
         write_settings(folder, data, model, options, args)
+        if made is not None:
+            write_about(folder, made, (data, model, options, args), {"train": rows, "validation": dev})
     write_initial_outputs(trainer, folder)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=options.resume)
@@ -142,6 +156,7 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
     if trainer.accelerator.is_main_process:
         write_result(folder, result.to_json())
         say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
+        say(f"Report: {write_report([folder])}")
 
 
 def _show_result(

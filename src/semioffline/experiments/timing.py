@@ -93,7 +93,7 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
         tokenised = {} if tokenised is None else tokenised
         lengths = args.max_prompt_length, args.max_completion_length
         loaded = load_method(args)
-        same = loaded.needs_candidates, loaded.static_target, args.truncation_side, *lengths
+        same = loaded.needs_candidates, loaded.static_target, loaded.mask_where, args.truncation_side, *lengths
         rows: Dataset | Examples | None = tokenised.get(same, plan.rows)
         console = Console(heading=(), brief=f"{method}: measuring its speed")
         trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, rows, callbacks=[console])

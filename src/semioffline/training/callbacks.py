@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from semioffline.config import MethodConfig
-from semioffline.data.examples import Epochs
+from semioffline.data.order import Epochs
 from semioffline.training.checkpoints import Progress, SafeCheckpoints, SaveByTime
 from semioffline.training.console import Advice, Console
 from semioffline.training.run_log import RunLog

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import defaultdict
 from contextlib import nullcontext
@@ -20,10 +19,10 @@ from transformers import TrainerCallback, set_seed
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
 from semioffline.config import MethodConfig, StaticTarget
-from semioffline.cuda.functions import Replayed
 from semioffline.cuda.update import replay_updates
-from semioffline.data.examples import Collator, Epochs, Examples, LikeLengths, as_dataset
+from semioffline.data.examples import Collator, Examples, LikeLengths, as_dataset
 from semioffline.data.lengths import text_limits
+from semioffline.data.order import Epochs, Repeated, Sequential, Shuffled
 from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
@@ -34,15 +33,16 @@ from semioffline.methods.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import disable_dropout
 from semioffline.policy.policy import Policy
-from semioffline.scoring.pool import spare_workers
 from semioffline.scoring.reward_set import RewardSet
-from semioffline.scoring.scorer import Scorer
+from semioffline.scoring.scorer import make_scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.callbacks import arrange, find_console
 from semioffline.training.checkpoints import SafeCheckpoints
 from semioffline.training.initial_outputs import measure_start
 from semioffline.training.model_card import write_card
+from semioffline.training.own_rates import set_own_rates
+from semioffline.training.rollouts import Rollouts
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
 
@@ -92,7 +92,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
         self.console = find_console(callbacks)
-        train_dataset = self.prepare(train_dataset, args, self.method.static_target, self.method.needs_candidates)
+        own = self.method.static_target, self.method.needs_candidates, self.method.mask_where
+        train_dataset = self.prepare(train_dataset, args, *own)
         eval_dataset = self.prepare(eval_dataset, args)
         with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
             super().__init__(
@@ -116,17 +117,17 @@ class SemiOfflineTrainer(SafeCheckpoints):
             rewards, args.reward_weights, reward_processing_classes, args.device, args.reward_timeout
         )
         self.reward_set.context.follow(lambda: self.state)
-        self.scorer = self._make_scorer()
+        self.scorer = make_scorer(self.policy, self.reward_set, args, self.method.needs_reward)
         self._set_up_acceleration()
         args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
+        self.rollouts = Rollouts(self.method.repeats) if self.method.repeats else None
         ratio = self.method.rl_ratio
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
-        self.at_start: dict[str, float] = {}
-        """What was measured before the first step, for the first line of the log."""
+        self.at_start: dict[str, float] = {}  # for the first line of the log
 
     def _set_up_acceleration(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -149,25 +150,11 @@ class SemiOfflineTrainer(SafeCheckpoints):
         made = self.optimizer is None
         with told_in_one_line(ValueError, ImportError, before=f"optim={show(self.args.optim)}: "):
             optimizer = super().create_optimizer(*args, **kwargs)
+        if made:
+            set_own_rates(optimizer, self.method.own_rates())
         if made and self.args.cuda_graphs and self.accelerator.scaler is None:
             replay_updates(self.policy.trunk, optimizer, self.accelerator)
         return optimizer
-
-    def _make_scorer(self) -> Scorer:
-        """Rewards are computed in parallel with the model when it runs on an accelerator, or when reward_workers is
-        above 0: a model on the CPU would share its cores with them. A CUDA device computes the rewards that it can."""
-        args, workers = self.args, self.args.reward_workers
-        if workers is None:
-            workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        beside = args.overlap_rewards and (args.device.type != "cpu" or workers > 0)
-        return Scorer(
-            self.policy,
-            self.reward_set,
-            overlap=beside,
-            workers=workers if self.method.needs_reward else 0,
-            on_device=args.overlap_rewards and args.device.type == "cuda",
-            replay=Replayed if args.cuda_graphs else None,
-        )
 
     def prepare(
         self,
@@ -175,13 +162,15 @@ class SemiOfflineTrainer(SafeCheckpoints):
         args: MethodConfig | None = None,
         static_target: StaticTarget = "ground_truth",
         with_candidates: bool = False,
+        mask_where: str | None = None,
     ) -> Any:
         """Check and tokenise a dataset with the settings of this run."""
         args = self.args if args is None else args
         if dataset is None or isinstance(dataset, Examples):
             return dataset
         if isinstance(dataset, dict):
-            return {name: self.prepare(part, args, static_target, with_candidates) for name, part in dataset.items()}
+            own = static_target, with_candidates, mask_where
+            return {name: self.prepare(part, args, *own) for name, part in dataset.items()}
         return Examples(
             as_dataset(dataset),
             self.policy,
@@ -190,6 +179,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             static_target,
             args.shows_bars,
             with_candidates,
+            mask_where,
         )
 
     # ---- one step ----
@@ -231,6 +221,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
         squares: dict[str, Tensor] = {}
         recorded = squares if measured is not None or self._log_is_due() else None
         with self.compute_loss_context_manager(), self.policy.through(model), self.policy.watch(recorded):
+            if self.rollouts is not None:
+                roll_out = partial(self.method.roll_out, self.policy, score=self.scorer, randomness=randomness)
+                batch = self.rollouts.attach(batch, randomness.step, roll_out)
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             if self.balance is not None:
                 output = self.balance.weigh(output)
@@ -277,12 +270,18 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return 0
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        if self.args.train_sampling_strategy != "group_by_length":
+        strategy, seed = self.args.train_sampling_strategy, self.args.seed
+        if strategy != "group_by_length" and self.method.repeats < 2:
             return super()._get_train_sampler(train_dataset)
         examples = (train_dataset or self.train_dataset).examples
-        lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return self._epochs.follow(LikeLengths(lengths, together, self.args.seed))
+        order: Any = (Sequential if strategy == "sequential" else Shuffled)(len(examples), seed)
+        if strategy == "group_by_length":
+            lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
+            order = LikeLengths(lengths, together, seed)
+        if self.method.repeats > 1:
+            order = Repeated(order, len(examples), together * self.args.world_size, self.method.repeats)
+        return self._epochs.follow(order)
 
     # ---- log ----
 
@@ -359,7 +358,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
         known = {*self.reward_set.functions, *self.reward_set.sources}
         metrics = [metric for metric in self.args.eval_metrics if metric not in known]
         every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
-        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device)
+        batches, limit = math.ceil(len(examples) / self.args.per_device_train_batch_size), self.args.reward_timeout
+        limit = limit and limit * batches
+        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device, limit)
 
     # ---- checkpoints ----
 
@@ -383,8 +384,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             if self.balance is not None:
                 self.balance.save(part)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """`push_to_hub` calls it for the run folder."""
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:  # `push_to_hub` calls it
         write_card(Path(str(self.args.output_dir)), self)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
