@@ -51,6 +51,10 @@ def _naming(stream: object) -> Iterator[None]:
         raise
 
 
+WHOLE = 18
+"""Characters of a cell of a table that are not broken into lines."""
+
+
 def show_table(
     title: str,
     columns: Sequence[str],
@@ -79,7 +83,9 @@ def show_table(
         shape, padding = (box.SIMPLE_HEAD, 0) if is_narrow else (box.HEAVY_HEAD, 1)
         table: Any = Table(title=head, caption=below, box=shape, padding=(0, padding))
         for n, name in enumerate(columns):
-            table.add_column(Text(one_line(name)), justify="right" if n else "left", no_wrap=n == 0)
+            longest = max((len(one_line(row[n])) for row in rows), default=0)
+            side = "right" if n else "left"
+            table.add_column(Text(one_line(name)), justify=side, no_wrap=n == 0, min_width=min(longest, WHOLE))
         for n, row in enumerate(rows):
             table.add_row(*(Text(one_line(cell)) for cell in row), style="bold" if n in marked else None)
         if console.measure(table, options=console.options.update(max_width=10_000)).minimum <= console.width:
