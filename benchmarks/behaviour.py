@@ -82,7 +82,9 @@ def record(folder: Path) -> None:
         _record_kind(folder, kind)
     for seed in SEEDS:
         _run(folder / f"demo-{seed}", f"demo --seed {seed} --device cpu")
-    compare = "compare --methods mft gold brio semi_offline --start_steps 4 --budget_steps 3 --num_candidates 3 "
+    compare = (
+        "compare --task ads --methods mft gold brio semi_offline --start_steps 4 --budget_steps 3 --num_candidates 3 "
+    )
     _run(folder / "compare", compare + "--limit 64 --evaluations 2 --num_samples 4 --device cpu --disable_tqdm True")
 
 

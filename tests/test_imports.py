@@ -58,6 +58,7 @@ MAY_SET = {
         "self.state.best_model_checkpoint",
         "self.args.eval_on_start",
         "control.should_training_stop",
+        "control.should_save",
         "stopping.early_stopping_patience_counter",
     },
     "training/trainer.py": {

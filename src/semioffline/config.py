@@ -70,7 +70,6 @@ _DEFINING |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_g
 _DEFINING |= {"train_sampling_strategy"}
 """Transformers' settings that a resumed run must not change."""
 _RANGES = {"adam_beta1": Range(0, 1, open_high=True), "adam_beta2": Range(0, 1, open_high=True), "data_seed": SEED}
-_RANGES |= {"save_total_limit": STEPS._replace(low=0)}
 _RANGES |= dict.fromkeys(("adam_epsilon", "weight_decay", "eval_delay", "neftune_noise_alpha"), NOT_NEGATIVE)
 _RANGES |= dict.fromkeys(("eval_accumulation_steps", "torch_empty_cache_steps"), STEPS)
 _RANGES |= {"dataloader_num_workers": PROCESSES, "dataloader_prefetch_factor": Range(1, 1024), "ddp_timeout": STEPS}
@@ -157,13 +156,33 @@ class MethodConfig(TrainingArguments):
     # Log
     log_completions: bool = setting(True, "Write sampled completions to completions/step-*.parquet.", "Log", free=True)
     num_completions_to_print: int = setting(
-        0, "Sampled completions to print at every log.", "Advanced", NOT_NEGATIVE, free=True
+        0, "Inputs to print at every log, each with its best sample.", "Advanced", NOT_NEGATIVE, free=True
+    )
+    # Checkpoints
+    save_minutes: float | None = setting(
+        10.0,
+        "Also write a checkpoint when these minutes have passed since the last one, so that little is lost; with one "
+        "process, and unless save_strategy is no.",
+        "Training",
+        Range(0, 10**6, open_low=True),
+        free=True,
+    )
+    save_total_limit: int | None = setting(
+        1,
+        "Checkpoints to keep, besides the best one if it is loaded at the end. Each holds weights and optimizer: three "
+        "times the size of the model.",
+        "Training",
+        STEPS._replace(low=0),
+        free=True,
     )
     # Transformers' own, with other defaults
     logging_steps: float = setting(
         10, "Steps between two lines of the log; below 1: a share of all steps.", "Log", _EVERY, free=True
     )
-    disable_tqdm: bool | None = setting(False, "No progress bars.", "Advanced", free=True)
+    verbose: bool = setting(
+        False, "Keep the log lines and progress bars of Transformers instead of ours.", "Log", free=True
+    )
+    disable_tqdm: bool | None = setting(False, "No line that moves; one plain line per log.", "Advanced", free=True)
     logging_nan_inf_filter: bool = setting(
         False, "A loss that is not finite stops training: nothing to filter.", free=True
     )
@@ -201,7 +220,8 @@ class MethodConfig(TrainingArguments):
 
     @property
     def shows_bars(self) -> bool:
-        return not self.disable_tqdm and self.local_process_index == 0
+        """Whether loops say how far they are."""
+        return not self.disable_tqdm and not self.verbose and self.local_process_index == 0
 
     def to_dict(self) -> dict[str, object]:
         return {"method": self.method} | super().to_dict()

@@ -35,10 +35,47 @@ def short(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "grpo": ("avg",),
+    "rloo": ("avg",),
+    "ppo": ("actor_critic", "avg"),
+    "scst": ("self_critic",),
+    "sft": ("ft", "mft"),
+    "num_generations": ("num_samples",),
+    "num_return_sequences": ("num_samples", "num_candidates"),
+    "beta": ("kl_weight", "rl_weight"),
+    "reward_funcs": ("reward",),
+    "reward_model_name_or_path": ("reward",),
+    "model_name_or_path": ("model",),
+    "torch_dtype": ("dtype",),
+    "dataset_name": ("data_dir",),
+    "dataset": ("data_dir",),
+    "max_source_length": ("max_prompt_length",),
+    "max_target_length": ("max_completion_length",),
+    "max_length": ("max_completion_length",),
+    "max_new_tokens": ("max_completion_length",),
+    "generation_max_length": ("max_completion_length",),
+    "generation_num_beams": ("num_beams",),
+    "batch_size": ("per_device_train_batch_size",),
+    "train_batch_size": ("per_device_train_batch_size",),
+    "epochs": ("num_train_epochs",),
+    "lr": ("learning_rate",),
+    "label_smoothing": ("label_smoothing_factor",),
+    "evaluation_strategy": ("eval_strategy",),
+    "compute_metrics": ("eval_metrics", "metrics"),
+    "warmup_ratio": ("warmup_steps",),
+    "use_peft": ("lora_r",),
+    "lora_rank": ("lora_r",),
+    "steps": ("max_steps",),
+}
+"""Names in TRL, Transformers and their examples -> what they are called here."""
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     names, given = sorted(allowed), short(given)
-    near = get_close_matches(given, names, n=1, cutoff=0.5)
+    same = [name for name in ELSEWHERE.get(given, ()) if name in names]
+    near = same or get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     shown = names if len(names) <= MOST_NAMES else sorted(get_close_matches(given, names, n=8, cutoff=0.0))
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""

@@ -22,7 +22,7 @@ from semioffline.cli import main
 TRAIN = "--model model --train_file good.jsonl --output_dir OUT --reward rewards.py:ok --device cpu --max_steps 1 "
 TRAIN += "--num_samples 2 --report_to none --disable_tqdm true"
 DATA = "--model model --data_dir data --device cpu --output_dir OUT"
-COMPARE = "compare --device cpu --output_dir OUT --limit 4 --start_steps 1 --methods ft --budget_steps 1"
+COMPARE = "compare --task ads --device cpu --output_dir OUT --limit 4 --start_steps 1 --methods ft --budget_steps 1"
 COMPARE += " --reward click_rate"
 REWARDS = """
 def ok(completions, **columns):

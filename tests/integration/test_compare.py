@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from datasets import Dataset
+from tests.integration.toy import build_rows, save_model
 
 from semioffline.cli import main
 from semioffline.cli.compare_options import method_config, read_command
@@ -648,3 +650,50 @@ def test_candidates_have_a_temperature(tmp_path, capsys):
         rows = [json.loads(line) for line in (folder / "candidates/candidates.jsonl").read_text().splitlines()]
         different[temperature] = sum(len(set(row["candidates"])) for row in rows)
     assert different["0.001"] == 8 < different["1"]
+
+
+def test_ones_own_data_is_the_default_and_names_the_table(tmp_path, capsys):
+    """Not the task that the library makes up: its settings would be used without a word."""
+    folder = tmp_path / "my-data"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        build_rows(12).to_json(folder / f"{split}.jsonl")
+    flags = ["--methods", "mft", "--start_steps", "1", "--device", "cpu", "--budget_steps", "1", "--evaluations", "1"]
+    flags += ["--max_prompt_length", "24", "--max_completion_length", "12", "--output_dir", str(tmp_path / "run")]
+    flags += ["--data_dir", str(folder), "--model", str(save_model(tmp_path / "model"))]
+    assert main(["compare", *flags]) == 2
+    assert "give --reward" in capsys.readouterr().err  # there is none that all data have
+    assert main(["compare", *flags, "--reward", "rouge1"]) == 0
+    settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert (settings["task"], settings["start_learning_rate"]) == ("files", 1e-4)
+    assert "my-data: 1 methods" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run/comparison.json").read_text())["title"] == "my-data: 1 methods"
+
+
+def test_a_method_that_does_not_fit_the_budget_is_told_and_left_out(tmp_path, capsys):
+    """AVG generates all its samples: on a CPU one step may take longer than the whole budget."""
+    known = {"mft": Timing(0.01, 0.0), "avg": Timing(90.0, 0.0)}
+    (tmp_path / timing.PLAN).write_text(json.dumps({name: each.to_json() for name, each in known.items()}))
+    flags = ("--methods", "mft", "avg", "--budget_seconds", "0.05")
+    result = run(tmp_path, *flags)
+    assert (list(result["methods"]), result["missing"]) == (["start", "mft"], ["avg:0"])
+    lines = capsys.readouterr().out.splitlines()
+    told = ("  mft", "  avg", "1 runs")
+    at = {name: next(n for n, line in enumerate(lines) if line.startswith(name)) for name in told}
+    assert lines[at["  mft"]] == "  mft: 0.01 s a step, 5 steps in 0 s"
+    assert lines[at["  avg"]].startswith("  avg: 90 s a step, and the budget is 0.05 s: left out.")
+    assert at["1 runs"] < lines.index("mft, seed 0")  # the total comes first
+    result = run(tmp_path, *flags, "--settings", '{"avg": {"steps": 1, "num_samples": 2}}')
+    assert list(result["methods"]) == ["start", "mft", "avg"]
+
+
+def test_one_step_is_timed_where_more_would_pass_the_budget(monkeypatch):
+    clock, now = timing.StepClock(0.0, most=10.0), iter(range(0, 1000, 6))
+    monkeypatch.setattr(timing.StepClock, "now", staticmethod(lambda: float(next(now))))
+    stops = []
+    for _ in range(3):
+        control = SimpleNamespace(should_training_stop=False)
+        clock.on_step_begin(None, None, control)
+        clock.on_step_end(None, None, control)
+        stops.append(control.should_training_stop)
+    assert stops == [False, True, True]  # 6, 12 and 18 seconds

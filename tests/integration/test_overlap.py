@@ -10,7 +10,6 @@ import pytest
 import torch
 from toy import KINDS, build_rows, build_trainer, build_uneven_rows, read_log, train, weights
 
-from semioffline import SemiOfflineTrainer
 from semioffline.errors import UserError
 from semioffline.scoring.scorer import Scorer
 
@@ -61,9 +60,9 @@ def test_rouge_where_the_samples_are_trains_the_same(kind: str, case: str, tmp_p
     settings = {"kind": kind, "rows": build_uneven_rows(16), "max_steps": 3, "reward": "rouge"} | CASES[case]
     here = train(tmp_path / "here", **settings, **HERE)
     with monkeypatch.context() as patched:
-        make = SemiOfflineTrainer._make_scorer
         patched.setattr(
-            SemiOfflineTrainer, "_make_scorer", lambda self: Scorer(self.policy, make(self).reward_set, on_device=True)
+            "semioffline.training.trainer.make_scorer",
+            lambda policy, rewards, *others: Scorer(policy, rewards, on_device=True),
         )
         there = train(tmp_path / "there", **settings, **HERE)
     assert there.scorer._device_rewards

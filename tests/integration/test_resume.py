@@ -42,6 +42,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         "reward": f"{folder}/slow_reward.py:slow_click_rate", "max_prompt_length": 24, "max_completion_length": 28,
         "max_steps": STEPS, "save_steps": EVERY, "logging_steps": 1, "learning_rate": 0.01, "rl_weight": 1,
         "num_samples": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "disable_tqdm": True,
+        "save_total_limit": 10,
     }  # fmt: skip
     flags = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
 
@@ -70,7 +71,7 @@ def kill_after(steps: int, delay: float, argv: list[str], output: Path) -> int:
     """Start a run and send SIGKILL `delay` seconds after it has printed the log of so many steps; its exit code."""
     process = start_process(run_command, argv, str(output))
     deadline = time.monotonic() + 120
-    while not (output.exists() and output.read_text().count("{'loss'") >= steps):
+    while not (output.exists() and output.read_text().count("  loss mle ") >= steps):
         assert process.is_alive(), output.read_text()
         assert time.monotonic() < deadline, "the run is too slow to be killed"
         time.sleep(0.005)

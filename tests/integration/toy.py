@@ -107,6 +107,7 @@ def build_config(folder: str | Path, method: str = "semi_offline", **settings: A
         "max_completion_length": 28,
         "logging_steps": 1,
         "save_strategy": "no",
+        "save_total_limit": None,
         "report_to": "none",
         "disable_tqdm": True,
         "use_cpu": True,

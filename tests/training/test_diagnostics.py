@@ -41,6 +41,10 @@ CASES: dict[str, tuple[Log, Log]] = {
         steps(*RISING, **{"truncated/prompts": 0.3, "truncated/completions": 0.0}),
         steps(*RISING, **{"truncated/prompts": 0.05, "truncated/completions": 0.01}),
     ),
+    "mask_token": (
+        steps(*RISING, **{"mask_token/plain": 1.0, "mask_token/masked": 2.9, "mask_token/wrong": 3.0}),
+        steps(*RISING, **{"mask_token/plain": 1.0, "mask_token/masked": 2.0, "mask_token/wrong": 3.0}),
+    ),
     "reward_missing": (mixed(steps(0.1), looks(float("nan"))), mixed(steps(0.1), looks(0.1))),
     "validation_falls": (
         mixed(steps(*RISING), looks(0.1, 0.5, 0.4, 0.3)),

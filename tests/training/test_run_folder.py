@@ -54,6 +54,6 @@ def test_train_keeps_what_the_initial_checkpoint_wrote(tmp_path):
     assert (len(before), len(after)) == (200, 203)
     assert [row["prompt"] for row in before] == [row["prompt"] for row in after[:200]]
     assert before[0].keys() == after[0].keys() >= {"prediction", "references", "click_rate", "length"}
-    path.write_text("kept")
+    path.write_text(json.dumps(before[0] | {"prediction": "kept"}) + "\n")
     assert main(["train", "semi_offline", *flags, "--max_steps", "3", "--resume", "true"]) == 0
-    assert path.read_text() == "kept"
+    assert json.loads(path.read_text())["prediction"] == "kept"

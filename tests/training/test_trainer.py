@@ -89,7 +89,14 @@ def test_sampled_completions_are_written(tmp_path: Path, capsys: pytest.CaptureF
         assert [row["advantage"] for row in same] == pytest.approx([row["reward"] - mean for row in same], abs=1e-6)
     assert any("<mask>" in row["masked_target"] for row in rows)
     assert not any("<mask>" in row["sample"] or "</s>" in row["sample"] for row in rows)
-    assert capsys.readouterr().out.count("  ->  ") == 2 * 3
+    printed = capsys.readouterr().out.splitlines()
+    at = [n for n, line in enumerate(printed) if line.startswith("step 2  ")]
+    assert len({printed[n] for n in at}) == len(at) == 3  # different inputs
+    best: dict[int, dict] = {}
+    for row in rows:
+        best[row["example"]] = max(row, best.get(row["example"], row), key=lambda each: each["reward"])
+    shown = [(row["prompt"], row["masked_target"], row["sample"]) for row in list(best.values())[:3]]
+    assert [(printed[n][8:], printed[n + 1][10:], printed[n + 2][9:]) for n in at] == shown
 
 
 def test_sampled_completions_can_be_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import IO
 from semioffline.cli.process import count_early_end_as_error, end_soon
 from semioffline.cli.recipes import announce_code, take_recipe
 from semioffline.errors import UserError, unknown
-from semioffline.printing import one_line, plain, prepare_streams, say
+from semioffline.printing import end_live_line, one_line, plain, prepare_streams, say
 from semioffline.storage.files import opened_folder, release_locks
 
 COMMANDS = {
@@ -114,7 +114,8 @@ def _end_bars() -> None:
     """Progress bars that an error has left open end, so that its line has nothing before it."""
     from tqdm import tqdm
 
-    for bar in list(getattr(tqdm, "_instances", ())):
+    end_live_line()
+    for bar in list(getattr(tqdm, "_instances", ())):  # of other libraries
         bar.close()
 
 

@@ -41,8 +41,8 @@ def run(argv: list[str]) -> None:
     argv = [*argv, *as_flags(ANYWHERE if table_only else {})]
     if wants_help(argv):
         parse("compare", [*TYPES, MethodConfig], argv)
-    task = parse("compare", TYPES, argv, {"task": "ads"}, unread="ignore")[0].load_task()
-    defaults = {"task": "ads", **task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
+    task = parse("compare", TYPES, argv, unread="ignore")[0].load_task()
+    defaults = {**task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
     defaults |= {"reward": [task.reward] if task.reward else None}
     data, model, options, args, by_method = read_command(argv, defaults)
     beside = labelled_folders(options.beside)
@@ -81,7 +81,7 @@ def run(argv: list[str]) -> None:
         beside=beside,
         extra={
             "kind": "comparison",
-            "title": f"{data.task}: {len(options.methods)} methods",
+            "title": f"{data.called}: {len(options.methods)} methods",
             "own_settings": {method: own for method, own in by_method.items() if own},
             "preparation": seconds_before(folder),
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from semioffline.cli.options import as_flags, parse, unread_setting
@@ -51,8 +51,8 @@ class CompareOptions(Options):
         "Steps of the M-FT stage that all start from; 0: --model is that start already.",
         allowed=STEPS._replace(low=0),
     )
-    start_learning_rate: float = setting(
-        2e-3, "Learning rate of the M-FT stage (the default suits the tiny model).", allowed=NOT_NEGATIVE
+    start_learning_rate: float | None = setting(
+        None, "Learning rate of the M-FT stage; 1e-4, or 2e-3 for the tiny built-in model.", allowed=NOT_NEGATIVE
     )
     unseen_inputs: int | None = setting(
         None, "The M-FT stage leaves out so many training inputs, and all methods train on these alone.", allowed=STEPS
@@ -103,6 +103,8 @@ def read_command(
     """The options of a comparison, the settings of its M-FT stage, and each method's own settings; all checked."""
     data, model, options, args = parse("compare", [*TYPES, config_class("mft")], argv, defaults, unread="ignore")
     listed = _listed(argv)
+    if options.start_learning_rate is None:
+        options = replace(options, start_learning_rate=2e-3 if model.model is None else 1e-4)
     by_method = _by_method(options, args, listed)
     _check_read(argv, [*options.methods, *listed])
     return data, model, options, args, by_method

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.results import EvaluateResult
-from semioffline.cli.run_folder import about, open_folder, print_metrics, write_about, write_result, write_settings
+from semioffline.cli.run_folder import (
+    about,
+    open_folder,
+    print_changes,
+    print_metrics,
+    write_about,
+    write_result,
+    write_settings,
+)
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
 from semioffline.data.lengths import text_limits
 from semioffline.data.options import DataOptions, ModelOptions
+from semioffline.errors import UserError
 from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
+from semioffline.evaluation.paired import Predictions, paired_changes
 from semioffline.evaluation.results import write_predictions
+from semioffline.experiments.provenance import Provenance
 from semioffline.methods.ilql import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
-from semioffline.storage.files import checksum
+from semioffline.storage.files import checksum, read_json
 from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS, SEED, TOKENS, Options, setting
 
 
@@ -48,11 +60,20 @@ class EvaluateOptions(Options):
     )
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
     seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.", allowed=SEED)
+    against: list[str] = setting(
+        [], "Run folders or models to compare with, over the same inputs: paired differences, intervals and p-values."
+    )
+
+    def method_config(self, folder: Path, on_cpu: bool) -> MethodConfig:
+        """How texts are cut and decoded."""
+        names = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens", "num_beams")
+        shared = {name: getattr(self, name) for name in (*names, "length_penalty", "no_repeat_ngram_size")}
+        return MethodConfig(output_dir=str(folder), use_cpu=on_cpu, **shared)
 
 
-SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
+SETTINGS, OUTPUTS, PREDICTIONS = "evaluation.json", "outputs.jsonl", "predictions.jsonl"
 """What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
-_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout")
+_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout", "against")
 
 
 def _checksum(model: str | None) -> dict[str, int]:
@@ -65,20 +86,64 @@ def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()
     data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": list(task.metrics)})
-    device = model.checked_device()
+    model.checked_device()
     RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
-    rows = task.load(data.source(options.seed), options.split)
+    others = {name: _predictions_of(name) for name in options.against}
     path = Path(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
+    made = about("evaluate", argv)
+    result = evaluate_model(data, model, options, path, made)
+    found = {}
+    for name, kept in others.items():
+        if kept is None:
+            kept = path / "against" / re.sub(r"[^\w.-]", "_", name)
+            evaluate_model(data.read_by(name), replace(model, model=name), options, kept, made)
+            kept = kept / PREDICTIONS
+        ours = Predictions.read(path / PREDICTIONS)
+        found[name] = paired_changes(Predictions.read(kept), ours)
+        print_changes(
+            f"{options.split}: {model.model} against {name}, {len(ours.predictions):,} inputs",
+            found[name],
+            note=_different_decoding(result, kept.parent),
+            names=("other", "this"),
+        )
+    if found:
+        differences = {name: {m: change.difference for m, change in each.items()} for name, each in found.items()}
+        write_result(path, replace(result, against=differences).to_json())
+
+
+def _predictions_of(name: str) -> Path | None:
+    """The outputs that a run folder holds; None: the name is that of a model, which has to write them."""
+    path = Path(name)
+    if not path.is_dir() or (path / "config.json").exists() or (path / "adapter_config.json").exists():
+        return None
+    if not (path / PREDICTIONS).exists():
+        raise UserError(f"--against {name} must be a run folder with {PREDICTIONS}, or a model")
+    return path / PREDICTIONS
+
+
+def _different_decoding(result: EvaluateResult, other: Path) -> str:
+    """A note where the other outputs were decoded in another way."""
+    if not (other / "result.json").exists():
+        return ""
+    known = read_json(other / "result.json").get("metrics") or {}
+    pairs = [(metric.signature, known[name].get("signature", "")) for name, metric in result.metrics.items()
+             if isinstance(known.get(name), dict)]  # fmt: skip
+    one, two = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    return f"measured in another way: {one} here, {two} there" if one else ""
+
+
+def evaluate_model(
+    data: DataOptions, model: ModelOptions, options: EvaluateOptions, path: Path, made: Provenance
+) -> EvaluateResult:
+    """Decode and score with one model, and write its run folder. An evaluation that was stopped goes on there."""
+    device = model.checked_device()
+    rows = data.load_task().load(data.source(options.seed), options.split)
     folder = open_folder(path, resume=(path / SETTINGS).exists())
     policy = model.load().to(device)
     restore_heads(policy, Path(str(model.model)))
     if options.cuda_graphs:
         policy.generator.replay_decoding()
-    lengths = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens")
-    shared = (*lengths, "num_beams", "length_penalty", "no_repeat_ngram_size")
-    args = MethodConfig(
-        output_dir=str(folder), use_cpu=device == "cpu", **{name: getattr(options, name) for name in shared}
-    )
+    args = options.method_config(folder, device == "cpu")
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     decoding = Decoding.for_evaluation(args, limits[1])
@@ -89,15 +154,16 @@ def run(argv: list[str]) -> None:
     own = {"model_checksum": _checksum(model.model), DIGEST: digest_rows(examples)}
     check_settings(folder / SETTINGS, settings | own, "outputs", begun=bool(before))
     write_settings(folder, data, model, options)
-    write_about(folder, about("evaluate", argv), (data, model, options), {options.split: rows})
+    write_about(folder, made, (data, model, options), {options.split: rows})
     started = time.perf_counter()
     evaluation = evaluate(
         policy, examples, options.metrics, decoding, options.batch_size, kept=kept, timeout=options.reward_timeout
     )
     metrics = evaluation.result(seed=options.seed)
-    write_predictions(folder / "predictions.jsonl", evaluation, examples)
+    write_predictions(folder / PREDICTIONS, evaluation, examples)
     seconds += time.perf_counter() - started
     result = EvaluateResult(options.split, seconds, metrics, str(examples.truncation))
     write_result(folder, result.to_json())
     print_metrics(f"{model.model}: {options.split}", metrics)
     say(f"{len(examples)} outputs in {seconds:.1f} s; see {folder}")
+    return result

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semioffline.evaluation.results import MetricResult
+from semioffline.evaluation.statistics import Difference
 from semioffline.storage.records import Record
 
 
@@ -20,6 +21,9 @@ class TrainResult(Record):
     truncation: str
     metrics: dict[str, MetricResult] | None = None
     """On the validation split; None: there is none."""
+    differences: dict[str, Difference] | None = None
+    """How much better than the initial checkpoint's outputs (before.jsonl), over the same inputs; None: there are
+    none."""
 
     def to_json(self) -> dict[str, object]:
         return {name: value for name, value in super().to_json().items() if value is not None}
@@ -33,6 +37,8 @@ class EvaluateResult(Record):
     seconds: float
     metrics: dict[str, MetricResult]
     truncation: str
+    against: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    """run folder or model -> metric -> how much better than its outputs, over the same inputs"""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from semioffline.cli.recipes import Recipe
 from semioffline.config import MethodConfig
 from semioffline.data.candidates import digest_columns
 from semioffline.errors import UserError
+from semioffline.evaluation.paired import Change, as_rows
 from semioffline.evaluation.results import MetricResult
 from semioffline.evaluation.scale import shown_value
 from semioffline.experiments.provenance import ABOUT, DataDigest, Provenance, RunProvenance, Versions
@@ -177,6 +178,20 @@ def settings_of(*options: DataclassInstance) -> Recipe:
 
 def write_result(folder: Path, result: Mapping[str, object]) -> None:
     write_atomically(folder / "result.json", json.dumps(result, indent=1))
+
+
+def print_changes(
+    title: str,
+    changes: Mapping[str, Change],
+    rewards: Sequence[str] = (),
+    note: str = "",
+    names: tuple[str, str] = ("before", "after"),
+) -> None:
+    """One line a metric: both values, and their difference over the same inputs. Rewards come first."""
+    columns = ("metric", *names, "difference", "95 % interval", "p")
+    rows = as_rows(changes, rewards)
+    marked = [n for n, row in enumerate(rows) if row[0].endswith("(reward)")]
+    show_table(title, columns, rows, note=note, marked=marked)
 
 
 def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:

@@ -16,6 +16,7 @@ from semioffline.cli.results import TrainResult
 from semioffline.cli.run_folder import (
     about,
     open_folder,
+    print_changes,
     print_metrics,
     settings_of,
     write_about,
@@ -25,13 +26,16 @@ from semioffline.cli.run_folder import (
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, changes, told_in_one_line
-from semioffline.evaluation.results import write_predictions
+from semioffline.evaluation.paired import Predictions, paired_changes
+from semioffline.evaluation.results import MetricResult, write_predictions
+from semioffline.evaluation.statistics import Difference
 from semioffline.experiments.provenance import Provenance
 from semioffline.methods.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
 from semioffline.storage.files import read_json
 from semioffline.storage.untrusted import parse_yaml
+from semioffline.training.initial_outputs import BEFORE
 from semioffline.validation import BATCH, Options, setting
 
 
@@ -108,6 +112,7 @@ def train(
     """Train, save folder/model, evaluate on the validation split if there is one, write result.json and report.html.
     made: how, for the report."""
     from semioffline.report.page import write_report
+    from semioffline.training.console import Console
     from semioffline.training.initial_outputs import write_initial_outputs
     from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -122,7 +127,8 @@ def train(
     needs_reward = load_method(args).needs_reward
     if needs_reward and not options.reward:
         raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
-    trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev)
+    console = Console(data.called)
+    trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev, callbacks=[console])
     if trainer.accelerator.is_main_process:
         write_settings(folder, data, model, options, args)
         if made is not None:
@@ -144,10 +150,27 @@ def train(
         evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
         if trainer.accelerator.is_main_process:
             metrics = evaluation.result(seed=args.seed)
-            result = replace(result, metrics=metrics)
             write_predictions(folder / "predictions.jsonl", evaluation, trainer.eval_dataset)
-            print_metrics(f"{args.method}: validation", metrics)
+            weights = dict(zip(trainer.reward_set.functions, trainer.reward_set.weights, strict=True))
+            result = replace(result, metrics=metrics, differences=_show_result(folder, metrics, weights))
     if trainer.accelerator.is_main_process:
         write_result(folder, result.to_json())
         say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
         say(f"Report: {write_report([folder])}")
+
+
+def _show_result(
+    folder: Path, metrics: dict[str, MetricResult], weights: dict[str, float]
+) -> dict[str, Difference] | None:
+    """Print what training has changed on validation. weights: of the rewards, by name."""
+    if not (folder / BEFORE).exists():
+        print_metrics("validation", metrics)
+        return None
+    before = Predictions.read(folder / BEFORE).with_reward(weights)
+    after = Predictions.read(folder / "predictions.jsonl").with_reward(weights)
+    number = len(before.predictions)
+    found = paired_changes(before, after.first(number))
+    if number < len(after.predictions):
+        print_metrics(f"validation: {len(after.predictions):,} inputs", metrics)
+    print_changes(f"validation: {number:,} inputs, before and after training", found, list(weights))
+    return {name: change.difference for name, change in found.items()}

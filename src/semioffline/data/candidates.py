@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypedDict
-
-from tqdm import tqdm
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import text_uniforms
@@ -17,6 +17,7 @@ from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError, changes
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
+from semioffline.printing import Activity, activity, figure, left
 from semioffline.scoring.calls import reward_columns
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import make_folder, read_json, write_atomically
@@ -66,14 +67,41 @@ def write_candidates(
     missing = [n for n in range(number) if not paths[n].exists()]
     if missing and not policy.is_finite():  # beams would take any tokens for the best, and sampling ends in an error
         raise UserError("the model's weights are not finite: was its training stable?")
-    for n in tqdm(missing, desc="candidates", initial=number - len(missing), total=number, unit="shard"):
-        chosen = list(range(n * shard_size, min((n + 1) * shard_size, len(examples))))
-        made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed)
-        lines = [json.dumps(rows[i] | made[i], ensure_ascii=False, default=str) + "\n" for i in chosen]
-        write_atomically(paths[n], "".join(lines))
+    shares = {n: list(range(n * shard_size, min((n + 1) * shard_size, len(examples)))) for n in missing}
+    with activity(is_told=True) as shown:
+        progress = _Progress(shown, len(examples), sum(map(len, shares.values())))
+        for n, chosen in shares.items():
+            made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed, progress)
+            lines = [json.dumps(rows[i] | made[i], ensure_ascii=False, default=str) + "\n" for i in chosen]
+            write_atomically(paths[n], "".join(lines))
     if missing or not (folder / OUTPUT).exists():  # else others may be reading it
         write_atomically(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
     return folder / OUTPUT
+
+
+class _Progress:
+    """How far the inputs are, and how good their candidates, batch by batch."""
+
+    def __init__(self, shown: Activity, total: int, to_do: int) -> None:
+        self.shown, self.total, self.to_do = shown, total, to_do
+        self.done = 0
+        self.best: list[float] = []
+        self.mean: list[float] = []
+        self.began = time.monotonic()
+        self.show()
+
+    def add(self, made: list[Candidates]) -> None:
+        self.done += len(made)
+        scored = [each["candidate_rewards"] for each in made if each["candidate_rewards"]]
+        self.best += [max(each) for each in scored]
+        self.mean += [fmean(each) for each in scored]
+        self.show()
+
+    def show(self) -> None:
+        parts = [f"candidates for {self.total - self.to_do + self.done}/{self.total} inputs"]
+        parts += [left(self.began, self.done, self.to_do - self.done)] if self.done else []
+        parts += [f"reward {figure(fmean(self.mean))}", f"best {figure(fmean(self.best))}"] if self.best else []
+        self.shown.show(*parts)
 
 
 def _make(
@@ -84,6 +112,7 @@ def _make(
     rewards: RewardSet,
     batch_size: int,
     seed: int,
+    progress: _Progress,
 ) -> dict[int, Candidates]:
     """row number -> its candidates"""
     collate, many = Collator(policy.tokens.pad_id), decoding.num_return_sequences
@@ -104,6 +133,7 @@ def _make(
             # empty texts cannot be trained on, unscored ones cannot be ranked
             kept = sorted((p for p in pairs if p[1] and not math.isnan(p[0])), key=lambda p: -p[0])
             made[example.index] = {"candidates": [t for _, t in kept], "candidate_rewards": [r for r, _ in kept]}
+        progress.add([made[example.index] for example in part])
     return made
 
 

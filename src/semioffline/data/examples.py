@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
-from tqdm import tqdm
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Text
 from semioffline.data.conversations import messages_to_text
+from semioffline.data.lengths import Truncation
 from semioffline.data.spans import keep_inside, load_where
 from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
+from semioffline.printing import track
 from semioffline.tasks.reading.messages import is_blank, text_problem
 from semioffline.tasks.reading.rows import LISTS, lists_problem
 
@@ -57,31 +58,6 @@ class Example:
     candidate_rewards: list[float] = field(default_factory=list)
 
 
-@dataclass
-class Truncation:
-    """How many texts were cut to the maximum length."""
-
-    prompts: int = 0
-    completions: int = 0
-    candidates: int = 0
-    of: int = 0
-
-    def add(
-        self,
-        prompts: Sequence[Encoded] = (),
-        completions: Sequence[Encoded] = (),
-        candidates: Sequence[Encoded] = (),
-    ) -> None:
-        """Count those that were cut."""
-        self.prompts += sum(text.truncated for text in prompts)
-        self.completions += sum(text.truncated for text in completions)
-        self.candidates += sum(text.truncated for text in candidates)
-
-    def __str__(self) -> str:
-        counts = f"{self.prompts} prompts, {self.completions} completions, {self.candidates} candidates"
-        return f"cut to the maximum length: {counts}, of {self.of:,} rows"
-
-
 class Examples(torch.utils.data.Dataset):
     """A tokenised dataset. Rows are checked and tokenised once, in front, so that a bad row stops nothing halfway."""
 
@@ -105,8 +81,8 @@ class Examples(torch.utils.data.Dataset):
         side = truncation_side or ("right" if policy.is_encoder_decoder else "left")
         self.examples: list[Example] = []
         self.truncation = Truncation(of=len(dataset))
-        size = 1000
-        for start in tqdm(range(0, len(dataset), size), desc="tokenise", disable=not progress or len(dataset) <= size):
+        size, all_rows = 1000, len(dataset)
+        for start in track(range(0, all_rows, size), all_rows, "tokenise", progress and all_rows > size):
             rows = dataset[start : start + size]
             self.examples += self._tokenise(
                 rows, start, policy, max_prompt_length, max_completion_length, side, static_target

@@ -1,11 +1,15 @@
-"""How long prompts and completions may be."""
+"""How long prompts and completions may be, and how many were cut."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError
 from semioffline.policy.packing import round_up
 from semioffline.policy.policy import Policy
+from semioffline.policy.tokens import Encoded
 
 
 def _longest(most: int | None, usual: int, other: int | None) -> int:
@@ -34,3 +38,33 @@ def text_limits(policy: Policy, config: MethodConfig) -> tuple[int, int]:
             f"has {most} positions: lower max_prompt_length or max_completion_length"
         )
     return prompt, completion
+
+
+@dataclass
+class Truncation:
+    """How many texts were cut to the maximum length."""
+
+    prompts: int = 0
+    completions: int = 0
+    candidates: int = 0
+    of: int = 0
+
+    def add(
+        self,
+        prompts: Sequence[Encoded] = (),
+        completions: Sequence[Encoded] = (),
+        candidates: Sequence[Encoded] = (),
+    ) -> None:
+        """Count those that were cut."""
+        self.prompts += sum(text.truncated for text in prompts)
+        self.completions += sum(text.truncated for text in completions)
+        self.candidates += sum(text.truncated for text in candidates)
+
+    def shares(self) -> dict[str, float]:
+        """For the log."""
+        counts = {"prompts": self.prompts, "completions": self.completions, "candidates": self.candidates}
+        return {f"truncated/{name}": count / max(self.of, 1) for name, count in counts.items()}
+
+    def __str__(self) -> str:
+        counts = f"{self.prompts} prompts, {self.completions} completions, {self.candidates} candidates"
+        return f"cut to the maximum length: {counts}, of {self.of:,} rows"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError, unknown
@@ -44,6 +45,20 @@ class DataOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.model: str | None = None  # that reads the prompts: filled in from ModelOptions
+
+    def read_by(self, model: str | None) -> DataOptions:
+        """The same data for another model: some tasks have a prompt form for each kind."""
+        return replace(self)._read_by(model)
+
+    def _read_by(self, model: str | None) -> DataOptions:
+        self.model = model
+        return self
+
+    @property
+    def called(self) -> str:
+        """What the data is called where people read it: the task, or of own files the folder or file."""
+        given = self.data_dir or self.train_file
+        return self.task if self.task != "files" or not given else Path(given).resolve().name
 
     def load_task(self) -> Task:
         return load_task(self.task)

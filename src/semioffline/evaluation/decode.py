@@ -6,11 +6,10 @@ import json
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from semioffline.data.examples import Collator, Examples
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
+from semioffline.printing import track
 from semioffline.storage.files import append_line, keep_lines, read_log
 
 
@@ -32,7 +31,7 @@ def generate_ids(
     by_length = sorted((n for n in numbers if n not in outputs), key=lambda n: -len(examples[n].source.ids))
     collate = Collator(policy.tokens.pad_id)
     starts = range(0, len(by_length), batch_size)
-    for start in tqdm(starts, desc="generate", disable=not progress, leave=False):
+    for start in track(starts, len(by_length), "generate", progress):
         began = time.perf_counter()
         chosen = by_length[start : start + batch_size]
         batch = collate([examples[n] for n in chosen]).to(policy.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +48,8 @@ class Evaluation:
     def _value(self, name: str) -> float:
         if name in self.statistics:
             return corpus_value(self.statistics[name], self.corpus_scores[name])
-        return float(np.nanmean(self.values[name]))
+        known = [value for value in self.values[name] if not math.isnan(value)]
+        return float(np.mean(known)) if known else math.nan
 
     def result(self, resamples: int = 1000, seed: int = 0) -> dict[str, MetricResult]:
         """metric -> its mean with a bootstrap interval. seed: of the bootstrap."""

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from semioffline.errors import UserError
-from semioffline.experiments.plan import Plan
-from semioffline.experiments.results import Comparison
+from semioffline.experiments.plan import RESULT, START, Plan, read_run
+from semioffline.experiments.results import Comparison, Timing
 from semioffline.experiments.runs import check_finished_run, run_one
 from semioffline.experiments.summary import summarise
-from semioffline.experiments.timing import time_methods
+from semioffline.experiments.timing import fit_into_budget, known_timings, time_methods
+from semioffline.printing import duration
 from semioffline.storage.files import make_folder, writing
 
 _OWN_GROUP = 0 if os.name == "posix" else None
@@ -31,18 +32,62 @@ def compare(plan: Plan, say: Callable[[str], None]) -> Comparison:
             say(f"{method}, seed {seed}: done before")
             check_finished_run(plan, method, seed)
     if plan.jobs > 1:
-        _run_in_processes(plan, missing, say)
+        _run_in_processes(plan, plan_time(plan, missing, say), say)
         return summarise(plan)
-    for method, seed in missing:
-        say(f"{method}, seed {seed}")
+    first = [run for run in missing if run[0] == START][:1]  # says how long an evaluation takes
+    for method, seed in first:
+        _say_run(method, seed, say)
+        run_one(plan, method, seed)
+    for method, seed in plan_time(plan, [run for run in missing if run not in first], say):
+        _say_run(method, seed, say)
         run_one(plan, method, seed)
     return summarise(plan)
 
 
+def _say_run(method: str, seed: int, say: Callable[[str], None]) -> None:
+    say(f"\n{'initial checkpoint' if method == START else method}, seed {seed}")
+
+
+def plan_time(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None]) -> list[tuple[str, int]]:
+    """Say how long the comparison will take, before it begins. Returns the runs to make: those of a method of which not
+    one step fits into a budget in seconds are left out."""
+    trained = [run for run in missing if run[0] != START]
+    if plan.budget_seconds is None or plan.budget_steps is not None or not trained:
+        return missing
+    time_methods(plan, say, [method for method, _ in trained])
+    known = {method: fit_into_budget(plan, timing) for method, timing in known_timings(plan).items()}
+    skipped = set()
+    for method in dict.fromkeys(method for method, _ in trained):
+        step, own = known[method].seconds_per_step, plan.steps.get(method)
+        if step > plan.budget_seconds and not own:
+            skipped.add(method)
+            say(
+                f"  {method}: {step:.3g} s a step, and the budget is {plan.budget_seconds:g} s: left out. To run it, "
+                f'raise --budget_seconds, or set its steps: --settings \'{{"{method}": {{"steps": 10}}}}\''
+            )
+        else:
+            steps = own or known[method].steps or 1
+            say(f"  {method}: {step:.3g} s a step, {steps} steps in {duration(steps * step)}")
+    left = [run for run in missing if run[0] not in skipped]
+    _say_total(plan, [(method, known[method]) for method, _ in left if method != START], say)
+    return left
+
+
+def _say_total(plan: Plan, runs: list[tuple[str, Timing]], say: Callable[[str], None]) -> None:
+    """The seconds of all training steps, and of evaluations as long as that of the initial checkpoint was."""
+    seconds = sum((plan.steps.get(method) or timing.steps or 1) * timing.seconds_per_step for method, timing in runs)
+    start = plan.run_folder(START, plan.seeds[START][0])
+    told = ""
+    if (start / RESULT).exists() and plan.dev is not None and plan.test is not None:
+        one = read_run(start).wall_seconds
+        evaluating = len(runs) * one * (plan.evaluations + len(plan.test) / max(len(plan.dev), 1))
+        seconds, told = seconds + evaluating, f", {duration(evaluating)} of them to evaluate"
+    jobs = f" ({plan.jobs} at a time)" if plan.jobs > 1 else ""
+    say(f"{len(runs)} runs{jobs}: about {duration(seconds / plan.jobs)}{told}")
+
+
 def _run_in_processes(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None]) -> None:
     """`plan.jobs` runs at a time, each in a process. One that fails does not stop the others, unless none succeeds."""
-    if plan.budget_steps is None:
-        time_methods(plan, say, [method for method, _ in missing])
     children = Children()
 
     def run(method_and_seed: tuple[str, int]) -> str | None:

@@ -16,6 +16,7 @@ from semioffline.experiments.results import CurvePoint, RunResult, Timing
 from semioffline.experiments.timing import fit_into_budget, free_memory, known_timings, time_method
 from semioffline.policy.meter import peak_memory
 from semioffline.storage.files import lock_folder, make_folder, read_json, write_atomically
+from semioffline.training.console import Console
 from semioffline.training.trainer import SemiOfflineTrainer
 
 SETTINGS = "settings.json"
@@ -34,7 +35,8 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     first = _initial_point(plan, method, args)
     args.eval_on_start = args.eval_on_start and first is None
     first_reward = None if first is None else first.reward
-    trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, plan.rows, plan.dev)
+    console = Console(heading=("method",))
+    trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, plan.rows, plan.dev, callbacks=[console])
     checkpoint = BestCheckpoint(trainer.policy, steps, plan.evaluations, plan.keep, first_reward)
     trainer.add_callback(checkpoint)
     started = time.perf_counter()

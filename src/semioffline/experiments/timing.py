@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from semioffline.experiments.plan import START, Plan
 from semioffline.experiments.results import Timing
 from semioffline.methods.registry import load_method
 from semioffline.storage.files import read_json, write_atomically
+from semioffline.training.console import Advice, Console
 from semioffline.training.trainer import SemiOfflineTrainer
 
 PROBE_WARM, PROBE_TIMED = 3, 5
@@ -37,13 +39,13 @@ Tokenised = dict[tuple[object, ...], Examples]
 class StepClock(TrainerCallback):
     """Seconds of each step, including pending work of the device. Stops training when enough steps are timed."""
 
-    def __init__(self, seconds: float) -> None:
-        """seconds: minimum time to measure."""
+    def __init__(self, seconds: float, most: float = math.inf) -> None:
+        """seconds: minimum time to measure; most: after these, one step is enough."""
         self.settled: list[float] = []
         """Seconds of steps in which no CUDA graph was captured."""
         self.recording: list[float] = []
         """Seconds of the others."""
-        self.seconds = seconds
+        self.seconds, self.most = seconds, most
 
     @staticmethod
     def now() -> float:
@@ -61,6 +63,7 @@ class StepClock(TrainerCallback):
         times.append(self.now() - self.began)
         spent = sum(self.settled) + sum(self.recording)
         enough = len(self.settled) >= PROBE_WARM + PROBE_TIMED and spent >= self.seconds
+        enough = enough or bool(self.settled and spent >= self.most)
         control.should_training_stop = control.should_training_stop or enough
 
     def measured(self) -> Timing:
@@ -76,8 +79,8 @@ def time_methods(plan: Plan, say: Callable[[str], None], methods: list[str]) -> 
     """Time each of these methods alone, except those that have been timed before."""
     tokenised: Tokenised = {}
     for method in dict.fromkeys(methods):
-        if method != START:
-            say(f"{method}: timed alone")
+        if method != START and method not in known_timings(plan):
+            say(f"{method}: measuring the speed of its steps, alone")
             time_method(plan, method, tokenised)
 
 
@@ -92,10 +95,13 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
         loaded = load_method(args)
         same = loaded.needs_candidates, loaded.static_target, loaded.mask_where, args.truncation_side, *lengths
         rows: Dataset | Examples | None = tokenised.get(same, plan.rows)
-        trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, rows)
+        console = Console(heading=(), brief=f"{method}: measuring its speed")
+        trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, rows, callbacks=[console])
         tokenised[same] = trainer.train_dataset
-        clock = StepClock(min(PROBE_SECONDS, PROBE_SHARE * (plan.budget_seconds or 0.0)))
+        budget = plan.budget_seconds or 0.0
+        clock = StepClock(min(PROBE_SECONDS, PROBE_SHARE * budget), most=max(PROBE_SECONDS, budget))
         trainer.add_callback(clock)
+        trainer.remove_callback(Advice)
         trainer.train()
         known[method] = fit_into_budget(plan, clock.measured())
         write_atomically(plan.folder / PLAN, json.dumps({name: one.to_json() for name, one in known.items()}, indent=1))

@@ -30,6 +30,8 @@ class BaseMethod(Generic[Config]):
     """Whether `step` calls the scorer."""
     needs_candidates = False
     """Whether `step` reads `batch.candidates`."""
+    masks_target = False
+    """Whether `step` predicts masked positions of a target, for which the model must know its mask token."""
     has_mle = True
     """Whether `step` gives a term of the ground truth's likelihood. `one+another` has one at most."""
     batch_on_host = False

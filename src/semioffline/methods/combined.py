@@ -30,6 +30,7 @@ class Combined(BaseMethod[MethodConfig]):
         self.methods = methods
         self.needs_reward = any(method.needs_reward for method in methods.values())
         self.needs_candidates = any(method.needs_candidates for method in methods.values())
+        self.masks_target = any(method.masks_target for method in methods.values())
         self.batch_on_host = all(method.batch_on_host for method in methods.values())
 
     @property

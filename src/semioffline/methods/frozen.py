@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.func import functional_call
-from tqdm import tqdm
 
 from semioffline.algorithm.tensors import Batch, Row, Text
 from semioffline.config import MethodConfig
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.policy.policy import Policy
+from semioffline.printing import track
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ class InitialLogP:
         self.values = []
         with policy.meter.paused():
             starts = range(0, len(examples), size)
-            for start in tqdm(starts, desc=f"{self.method}: initial model", disable=not config.shows_bars):
+            for start in track(starts, len(examples), f"{self.method}: initial model", config.shows_bars):
                 batch = collate([examples[n] for n in range(start, min(start + size, len(examples)))])
                 self.values += [own.cpu() for own in log_p(batch.to(policy.device))]
 

@@ -55,6 +55,7 @@ class Method(RLMethod[SemiOfflineConfig]):
     """
 
     config_class: ClassVar[type[SemiOfflineConfig]] = SemiOfflineConfig
+    masks_target = True
 
     def __init__(self, config: SemiOfflineConfig):
         super().__init__(config)

@@ -15,6 +15,7 @@ from semioffline.rewards.contract import Reward
 from semioffline.rewards.registry import FAMILIES
 from semioffline.scoring.awaiting import await_all
 from semioffline.scoring.calls import call, call_once, check, own_copy
+from semioffline.scoring.context import RewardContext
 from semioffline.scoring.named import find_reward, reward_names
 from semioffline.storage.untrusted import check_name
 
@@ -38,6 +39,9 @@ class RewardSet:
         tokenizers += [None] * (len(given) - len(tokenizers))
         loaded = [find_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
         self.timeout = timeout
+        self.context = RewardContext()
+        self.sources = [source for source in given if isinstance(source, str)]
+        """Those that were given by name, as they were given."""
         self.functions: dict[str, Reward] = {}
         self.built_in: dict[str, str] = {}
         """Those that any process can make again from a name: functions of the row and the text, without a device."""
@@ -87,7 +91,7 @@ class RewardSet:
             if rows is not None and name in self.built_in:
                 results[name] = call_once(name, function, columns, rows, self.timeout)
                 continue
-            out = call(name, function, own_copy(columns), self.timeout)
+            out = call(name, function, own_copy(columns) | self.context.arguments(function), self.timeout)
             if inspect.isawaitable(out):
                 waiting[name] = out
             else:

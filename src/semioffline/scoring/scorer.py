@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from semioffline.algorithm.losses import equal_rewards
 from semioffline.algorithm.tensors import Batch, HostCopy, Samples, send
+from semioffline.config import MethodConfig
+from semioffline.cuda.functions import Replayed
 from semioffline.policy.policy import Policy
 from semioffline.scoring.calls import columns_for, repeat, reward_columns
 from semioffline.scoring.device_rouge import DeviceRouge, on_device
 from semioffline.scoring.fast_decode import FastDecoder
-from semioffline.scoring.pool import Asked, shared_pool
+from semioffline.scoring.pool import Asked, shared_pool, spare_workers
 from semioffline.scoring.reward_set import RewardSet, Values
 from semioffline.scoring.worker import Group, PoolError, deal, texts_of
 
@@ -271,6 +274,22 @@ class Scorer:
         needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
         pool, timeout = shared_pool(self.workers), self.reward_set.timeout
         return pool.ask(self._tokenizer, list(names.values()), groups, needed, timeout)
+
+
+def make_scorer(policy: Policy, reward_set: RewardSet, args: MethodConfig, needs_reward: bool) -> Scorer:
+    """Rewards are computed in parallel with the model when it runs on an accelerator, or when reward_workers is above
+    0: a model on the CPU would share its cores with them. A CUDA device computes the rewards that it can."""
+    workers = args.reward_workers
+    if workers is None:
+        workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return Scorer(
+        policy,
+        reward_set,
+        overlap=args.overlap_rewards and (args.device.type != "cpu" or workers > 0),
+        workers=workers if needs_reward else 0,
+        on_device=args.overlap_rewards and args.device.type == "cuda",
+        replay=Replayed if args.cuda_graphs else None,
+    )
 
 
 def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:

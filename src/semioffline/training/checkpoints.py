@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,27 @@ class Progress(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.trainer.restore_progress(control)
+
+
+class SaveByTime(TrainerCallback):
+    """Writes a checkpoint when `save_minutes` have passed since the last one. With several processes it does not: their
+    clocks would not agree."""
+
+    def __init__(self) -> None:
+        self.saved = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.saved = time.monotonic()
+
+    on_save = on_train_begin
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        minutes = getattr(args, "save_minutes", None)
+        if minutes is None or args.save_strategy == "no" or args.world_size > 1:
+            return
+        control.should_save = control.should_save or time.monotonic() - self.saved >= 60 * minutes
 
 
 def last_complete(folder: Path, needed: tuple[str, ...] = NEEDED) -> str | None:

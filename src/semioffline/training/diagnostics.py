@@ -165,6 +165,20 @@ def truncated(log: Diagnostics, prompts: float = 0.1, completions: float = 0.02)
     return f"{' and '.join(cut)} are cut to the maximum length", f"try a larger {' and '.join(flags)}"
 
 
+def mask_token(log: Diagnostics, most: float = 0.65) -> Told:
+    """Mask tokens cost the predictions nearly as much as wrong words: the model takes them for words. Measured as in
+    `mask_token.check_mask_token`, with its threshold, before the first step."""
+    first = log.train[0]
+    plain, masked, wrong = (first.get(f"mask_token/{name}", math.nan) for name in ("plain", "masked", "wrong"))
+    if not all(map(_is_number, (plain, masked, wrong))) or (wrong > plain and masked - plain <= most * (wrong - plain)):
+        return None
+    text = (
+        f"the model does not know its mask token: its loss per token is {plain:.2f}, {masked:.2f} with 40 % of the "
+        f"tokens before it masked, and {wrong:.2f} with wrong words in their place"
+    )
+    return text, "fine-tune it with masks first (semioffline train mft), and start from the result"
+
+
 # ---- evaluation lines ----
 
 
@@ -289,6 +303,7 @@ TRAIN_RULES: dict[str, Rule] = {
     "reward_constant": reward_constant,
     "reward_left_out": reward_left_out,
     "truncated": truncated,
+    "mask_token": mask_token,
 }
 EVAL_RULES: dict[str, Rule] = {
     "reward_missing": reward_missing,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from semioffline.data.examples import Examples
 from semioffline.evaluation.results import write_predictions
 from semioffline.storage.files import make_folder
+from semioffline.training.mask_token import check_mask_token
 
 if TYPE_CHECKING:
     from semioffline.training.trainer import SemiOfflineTrainer
@@ -16,6 +17,16 @@ BEFORE = "before.jsonl"
 """Like predictions.jsonl, before the first step."""
 MOST_BEFORE = 200
 """Inputs that are decoded with the initial checkpoint."""
+
+
+def measure_start(trainer: SemiOfflineTrainer) -> dict[str, float]:
+    """For the first line of the log: whether the model knows its mask token, where the method needs it. Not with FSDP
+    or DeepSpeed, which place the weights later, nor with CUDA graphs, whose shapes these passes do not have."""
+    is_placed = not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled
+    if not trainer.method.masks_target or not is_placed or trainer.args.cuda_graphs:
+        return {}
+    found = check_mask_token(trainer.policy, trainer.train_dataset)
+    return {"mask_token/plain": found.plain, "mask_token/masked": found.masked, "mask_token/wrong": found.wrong}
 
 
 def write_initial_outputs(trainer: SemiOfflineTrainer, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
@@ -91,18 +91,39 @@ def as_numbers(values: list[float | Tensor]) -> list[float]:
     return [next(numbers) if isinstance(value, Tensor) else value for value in values]
 
 
-def write_samples(folder: Path, step: int, output: StepOutput, to_print: int) -> None:
+def write_samples(
+    folder: Path, step: int, output: StepOutput, to_print: int, extra: Mapping[str, Sequence[Any]] = {}
+) -> None:
     """completions/step-*.parquet: the sampled completions of one micro-batch. tokens/step-*.parquet: the tokens that
-    were drawn for the first of its inputs, of methods that mask."""
+    were drawn for the first of its inputs, of methods that mask. extra: columns that reward functions have logged."""
     if output.completions is None:
         return
     rows = output.completions()
+    for column, values in extra.items():
+        if len(values) == len(rows):  # else of another call
+            rows = [{column: _plain(value)} | row for row, value in zip(rows, values, strict=True)]
     _write_parquet(folder / "completions" / f"step-{step}.parquet", rows)
     if output.tokens is not None:
         _write_parquet(folder / "tokens" / f"step-{step}.parquet", output.tokens())
-    for row in rows[:to_print]:
-        target, sample = one_line(row["masked_target"]), one_line(row["sample"])
-        say(f"step {step}  reward {row['reward']:.3f}  {target}  ->  {sample}")
+    for best in _best_of_inputs(rows)[:to_print]:
+        say(f"step {step}  {one_line(best['prompt'])}")
+        if best["masked_target"]:
+            say(f"  masked  {one_line(best['masked_target'])}")
+        say(f"  {best['reward']:.3f}  {one_line(best['sample'])}")
+
+
+def _best_of_inputs(rows: Sequence[CompletionRow]) -> list[CompletionRow]:
+    """Of each input, the sample with the highest reward."""
+    best: dict[object, CompletionRow] = {}
+    for row in rows:
+        known = best.get(row["example"])
+        if known is None or math.isnan(float(known["reward"])) or float(row["reward"]) > float(known["reward"]):
+            best[row["example"]] = row
+    return list(best.values())
+
+
+def _plain(value: Any) -> str | int | float:
+    return value if isinstance(value, (str, int, float)) else str(value)
 
 
 def _write_parquet(path: Path, rows: Sequence[CompletionRow | TokenRow]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import defaultdict
 from contextlib import nullcontext
@@ -15,12 +14,11 @@ from typing import Any
 import torch
 from accelerate.utils import DynamoBackend, gather_object
 from torch import Tensor, nn
-from transformers import EarlyStoppingCallback, TrainerCallback, set_seed
+from transformers import TrainerCallback, set_seed
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
 from semioffline.config import MethodConfig, StaticTarget
-from semioffline.cuda.functions import Replayed
 from semioffline.cuda.update import replay_updates
 from semioffline.data.examples import Collator, Examples, LikeLengths, as_dataset
 from semioffline.data.lengths import text_limits
@@ -29,18 +27,20 @@ from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
 from semioffline.evaluation.results import Evaluation
-from semioffline.evaluation.statistics import standard_error
+from semioffline.evaluation.signs import signs
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import disable_dropout
 from semioffline.policy.policy import Policy
-from semioffline.scoring.pool import spare_workers
 from semioffline.scoring.reward_set import RewardSet
-from semioffline.scoring.scorer import Scorer
+from semioffline.scoring.scorer import make_scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
-from semioffline.training.checkpoints import Progress, SafeCheckpoints
+from semioffline.training.callbacks import arrange, find_console
+from semioffline.training.checkpoints import SafeCheckpoints
+from semioffline.training.initial_outputs import measure_start
+from semioffline.training.model_card import write_card
 from semioffline.training.own_rates import set_own_rates
 from semioffline.training.rollouts import Rollouts
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
@@ -101,6 +101,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
+        self.console = find_console(callbacks)
         own = self.method.static_target, self.method.needs_candidates, self.method.mask_where
         train_dataset = self.prepare(train_dataset, args, *own)
         eval_dataset = self.prepare(eval_dataset, args)
@@ -112,9 +113,11 @@ class SemiOfflineTrainer(SafeCheckpoints):
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=self.policy.tokens.tokenizer,
-                callbacks=[*(callbacks or []), *_callbacks(args), Progress(self), self.run_log, self._epochs],
+                callbacks=arrange(self, args, callbacks, self.run_log, self._epochs, self.console),
                 optimizers=optimizers,
             )
+        if not args.verbose:
+            self.console.follow(self)
         if self.method.needs_reward and reward_funcs is None:
             raise UserError(
                 f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
@@ -123,7 +126,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.reward_set = RewardSet(
             rewards, args.reward_weights, reward_processing_classes, args.device, args.reward_timeout
         )
-        self.scorer = self._make_scorer()
+        self.reward_set.context.follow(lambda: self.state)
+        self.scorer = make_scorer(self.policy, self.reward_set, args, self.method.needs_reward)
         self._set_up_acceleration()
         args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
         if self.train_dataset is not None:
@@ -133,6 +137,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
+        self.at_start: dict[str, float] = {}  # for the first line of the log
 
     def _set_up_acceleration(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -160,22 +165,6 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if made and self.args.cuda_graphs and self.accelerator.scaler is None:
             replay_updates(self.policy.trunk, optimizer, self.accelerator)
         return optimizer
-
-    def _make_scorer(self) -> Scorer:
-        """Rewards are computed in parallel with the model when it runs on an accelerator, or when reward_workers is
-        above 0: a model on the CPU would share its cores with them. A CUDA device computes the rewards that it can."""
-        args, workers = self.args, self.args.reward_workers
-        if workers is None:
-            workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        beside = args.overlap_rewards and (args.device.type != "cpu" or workers > 0)
-        return Scorer(
-            self.policy,
-            self.reward_set,
-            overlap=beside,
-            workers=workers if self.method.needs_reward else 0,
-            on_device=args.overlap_rewards and args.device.type == "cuda",
-            replay=Replayed if args.cuda_graphs else None,
-        )
 
     def prepare(
         self,
@@ -315,7 +304,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
             self.step_metrics[f"grad/{name}"].append(square.sqrt())
         if self._log_is_due() and self.accelerator.is_main_process:
             step = self.state.global_step + 1
-            write_samples(Path(str(self.args.output_dir)), step, output, self.args.num_completions_to_print)
+            extra, to_print = self.reward_set.context.extra, self.args.num_completions_to_print
+            write_samples(Path(str(self.args.output_dir)), step, output, to_print, extra)
 
     def _log_is_due(self) -> bool:
         """After this step."""
@@ -332,7 +322,10 @@ class SemiOfflineTrainer(SafeCheckpoints):
             names = dict.fromkeys(name for part in gathered for name in part)
             shares = {name: [part[name] for part in gathered if name in part] for name in names}
             logs = logs | {name: sum(values) / len(values) for name, values in shares.items()}
+            logs |= self.reward_set.context.take_metrics()
             self.step_metrics.clear()
+            if not any("loss" in line for line in self.state.log_history):  # the first line of the run
+                logs |= self.train_dataset.truncation.shares() | self.at_start
         super().log(logs, start_time)
 
     # ---- evaluation ----
@@ -353,7 +346,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if self.reward_set.functions:
             pairs = zip(self.reward_set.weights, self.reward_set.functions, strict=True)
             means["reward"] = sum(weight * means[name] for weight, name in pairs)
-            means["reward_stderr"] = standard_error(self.reward_set.add(evaluation.values))
+        means |= signs(evaluation, examples, self.reward_set)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
         self.log(metrics)
@@ -372,7 +365,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if world > 1:
             shares = gather_object([ids])
             ids = [shares[n % world][n // world] for n in range(len(examples))]
-        metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
+        known = {*self.reward_set.functions, *self.reward_set.sources}
+        metrics = [metric for metric in self.args.eval_metrics if metric not in known]
         every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
         batches, limit = math.ceil(len(examples) / self.args.per_device_train_batch_size), self.args.reward_timeout
         limit = limit and limit * batches
@@ -384,7 +378,11 @@ class SemiOfflineTrainer(SafeCheckpoints):
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        self.at_start = {} if resume_from_checkpoint else measure_start(self)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.console.close()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""
@@ -392,8 +390,12 @@ class SemiOfflineTrainer(SafeCheckpoints):
         with nullcontext(folder) if self.staging else whole_folder(folder) as part:
             self.policy.save(part, state_dict)
             self.method.save(part)
+            write_card(part, self)
             if self.balance is not None:
                 self.balance.save(part)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:  # `push_to_hub` calls it
+        write_card(Path(str(self.args.output_dir)), self)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, self.policy.model if model is None else model)
@@ -406,10 +408,3 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if damage := find_damage(best):
             raise UserError(f"{damage}, and it is the best checkpoint: set --load_best_model_at_end false")
         self._load_from_checkpoint(str(best))
-
-
-def _callbacks(args: MethodConfig) -> list[TrainerCallback]:
-    callbacks: list[TrainerCallback] = []
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    return callbacks

@@ -1,0 +1,116 @@
+"""Two sets of outputs for the same inputs: how much better one is, from their predictions.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from semioffline.errors import UserError
+from semioffline.evaluation.statistics import CorpusScore, Difference, corpus_value, paired_difference
+from semioffline.rewards.contract import CorpusMetric
+from semioffline.scoring.named import find_reward, reward_names
+
+REWARD = "reward"
+"""The sum that was trained for, where it is made of several rewards."""
+_TEXTS = ("prompt", "prediction", "references")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a predictions.jsonl (or before.jsonl) holds."""
+
+    path: Path
+    predictions: list[str]
+    references: list[list[str]]
+    values: dict[str, list[float]]
+    """metric -> one value for each input"""
+
+    @classmethod
+    def read(cls, path: Path) -> Predictions:
+        try:
+            rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            names = [name for name in (rows[0] if rows else {}) if name not in _TEXTS]
+            values = {name: [float(row[name]) for row in rows] for name in names}
+            return cls(path, [str(row["prediction"]) for row in rows], [row["references"] for row in rows], values)
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{path} does not hold predictions: {type(error).__name__}: {error}") from error
+
+    def first(self, number: int) -> Predictions:
+        """Those of the first inputs."""
+        values = {name: each[:number] for name, each in self.values.items()}
+        return replace(self, predictions=self.predictions[:number], references=self.references[:number], values=values)
+
+    def with_reward(self, weights: Mapping[str, float]) -> Predictions:
+        """With the sum of several rewards. weights: of each, by name."""
+        if len(weights) < 2 or not weights.keys() <= self.values.keys():
+            return self
+        total = sum(weight * np.asarray(self.values[name]) for name, weight in weights.items())
+        return replace(self, values={REWARD: cast(np.ndarray, total).tolist(), **self.values})
+
+
+@dataclass(frozen=True)
+class Change:
+    """One metric of two sets of outputs."""
+
+    before: float
+    after: float
+    difference: Difference
+
+
+def paired_changes(before: Predictions, after: Predictions) -> dict[str, Change]:
+    """Every metric that both have, over the same inputs."""
+    if len(before.predictions) != len(after.predictions):
+        raise UserError(
+            f"{before.path} has {len(before.predictions)} outputs and {after.path} {len(after.predictions)}: "
+            "two runs are compared on the same inputs"
+        )
+    for n, (one, other) in enumerate(zip(before.references, after.references, strict=True)):
+        if one != other:
+            raise UserError(
+                f"row {n} of {before.path} has other references than row {n} of {after.path}: two runs are compared on "
+                "the same inputs, in the same order"
+            )
+    return {name: _change(name, before, after) for name in after.values if name in before.values}
+
+
+def _change(name: str, before: Predictions, after: Predictions) -> Change:
+    metric = _corpus_metric(name)
+    if metric is None:
+        each = [np.asarray(outputs.values[name]) for outputs in (before, after)]
+        means = [float(np.nanmean(values)) if not np.isnan(values).all() else float("nan") for values in each]
+        return Change(means[0], means[1], paired_difference(each[1], each[0]))
+    score: CorpusScore = metric.corpus_score
+    sums = [metric.statistics(outputs.predictions, outputs.references) for outputs in (before, after)]
+    difference = paired_difference(sums[1], sums[0], corpus_score=score)
+    return Change(corpus_value(sums[0], score), corpus_value(sums[1], score), difference)
+
+
+def _corpus_metric(name: str) -> CorpusMetric | None:
+    """The metric of this name where it has a value over the whole set only."""
+    metric = find_reward(name)[1] if name in reward_names() else None
+    return metric if isinstance(metric, CorpusMetric) else None
+
+
+def as_rows(found: Mapping[str, Change], rewards: Sequence[str]) -> list[tuple[str, str, str, str, str, str]]:
+    """Rows of a table: metric, before, after, difference, its 95 % interval and p-value; first the rewards, marked."""
+    first = [name for name in (REWARD, *rewards) if name in found]
+    return [
+        (
+            f"{name} (reward)" if name in first else name,
+            f"{change.before:.4f}",
+            f"{change.after:.4f}",
+            f"{change.difference.mean:+.4f}",
+            f"{change.difference.low:+.4f} to {change.difference.high:+.4f}",
+            p_value(change.difference.p),
+        )
+        for name, change in [(name, found[name]) for name in dict.fromkeys([*first, *found])]
+    ]
+
+
+def p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,49 @@
+"""What a reward function may ask for besides its columns, as in TRL: trainer_state, log_metric and log_extra."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from semioffline.rewards.contract import Reward
+from semioffline.storage.untrusted import check_name
+
+
+class RewardContext:
+    """A function gets those that its signature names. Outside of training the state is None, and nothing is logged."""
+
+    def __init__(self) -> None:
+        self._state: Callable[[], object] = lambda: None
+        self._follows = False
+        self._metrics: dict[str, list[float]] = {}
+        self.extra: dict[str, list[Any]] = {}
+        """Column -> a value for each sample of the last call, for the log of completions."""
+
+    def follow(self, state: Callable[[], object]) -> None:
+        """state: gives the trainer's state, which is another object after a resume."""
+        self._state, self._follows = state, True
+
+    def arguments(self, function: Reward) -> dict[str, Any]:
+        """By name, those that this function takes."""
+        every = {"trainer_state": self._state(), "log_metric": self.log_metric, "log_extra": self.log_extra}
+        try:
+            named = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # of an object that Python cannot look into
+            return {}
+        return {name: value for name, value in every.items() if name in named}
+
+    def log_metric(self, name: str, value: float) -> None:
+        """The mean of the values since the last log is logged under this name."""
+        if self._follows:
+            self._metrics.setdefault(check_name("metric", name), []).append(float(value))
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """A column of the log of completions."""
+        if self._follows:
+            self.extra[check_name("column", column)] = list(values)
+
+    def take_metrics(self) -> dict[str, float]:
+        """The means since the last time."""
+        taken, self._metrics = self._metrics, {}
+        return {name: sum(values) / len(values) for name, values in taken.items()}

@@ -1,0 +1,103 @@
+"""README.md of a saved model: what it was trained from, for and with, and how good it was on validation."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from semioffline.data.examples import Examples
+from semioffline.policy.loading import is_peft
+from semioffline.printing import figure, markdown_cell, markdown_code
+from semioffline.storage.files import write_atomically
+from semioffline.training.console import evaluation_figures
+
+if TYPE_CHECKING:
+    from semioffline.training.trainer import SemiOfflineTrainer
+
+CARD = "README.md"
+_SETTINGS = ("rl_weight", "rl_ratio", "num_samples", "mask_rate", "static_target", "learning_rate", "seed")
+_PACKAGES = ("semioffline", "transformers", "torch", "datasets", "peft")
+_USE = """```python
+from transformers import {classes}
+
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = {auto}.from_pretrained(folder)
+inputs = tokenizer("your input", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens={length})[0], skip_special_tokens=True))
+```"""
+
+
+def write_card(folder: Path, trainer: SemiOfflineTrainer) -> None:
+    write_atomically(folder / CARD, model_card(trainer))
+
+
+def model_card(trainer: SemiOfflineTrainer) -> str:
+    """In Markdown, with the metadata that the hub reads."""
+    args, policy = trainer.args, trainer.policy
+    base, adapted = str(policy.base.config._name_or_path), is_peft(policy.model)
+    is_local = not base or Path(base).exists() or base.startswith((".", "/"))
+    about: dict[str, object] = {"library_name": "peft" if adapted else "transformers"}
+    about |= {} if is_local else {"base_model": base}
+    about["tags"] = ["semioffline", "text-generation", args.method or "custom"]
+    rewards = zip(trainer.reward_set.functions, trainer.reward_set.weights, strict=True)
+    inputs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    facts = {
+        "method": args.method or type(trainer.method).__name__,
+        "initial checkpoint": Path(base).name or type(policy.base).__name__,
+        "reward": " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in rewards) or "none",
+        "training rows": f"{len(trainer.train_dataset):,}" if trainer.train_dataset is not None else "none",
+        "steps": f"{trainer.state.global_step:,} of {inputs} inputs",
+        "adapter": "LoRA" if adapted else "none: all weights were trained",
+        **{name: str(getattr(args, name)) for name in _SETTINGS if getattr(args, name, None) is not None},
+        "longest prompt and output": "{} and {} tokens".format(*trainer.limits),
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(about, sort_keys=False)}---\n\n# {markdown_cell(Path(str(args.output_dir)).name)}\n",
+        f"Trained with semioffline, for text generation.\n\n{_table(facts)}",
+        _results(trainer),
+        f"## How to use it\n\n{_use(policy.is_encoder_decoder, adapted, trainer.limits[1])}\n",
+        f"## Versions\n\n{', '.join(_versions())}\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _table(facts: dict[str, str]) -> str:
+    lines = [f"| {markdown_cell(name)} | {markdown_cell(value)} |" for name, value in facts.items()]
+    return "\n".join(["| | |", "| --- | --- |", *lines, ""])
+
+
+def _results(trainer: SemiOfflineTrainer) -> str:
+    """Of the last evaluation, or of the one that the best checkpoint was chosen by."""
+    evals = [line for line in trainer.state.log_history if any(name.startswith("eval_") for name in line)]
+    chosen = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    same = [line for line in evals if line.get("step") == chosen] or evals
+    if not same or not isinstance(trainer.eval_dataset, Examples):
+        return ""
+    found = evaluation_figures(same[-1], list(trainer.reward_set.functions))
+    number = f"{len(trainer.eval_dataset):,} validation inputs, at step {same[-1].get('step', 0)}"
+    rows = {name: figure(value) for name, value in found.items()}
+    decoding = markdown_code(f"beams: {trainer.args.num_beams}")
+    return f"## Results\n\nOn {number} ({decoding}):\n\n{_table(rows)}"
+
+
+def _use(is_encoder_decoder: bool, adapted: bool, length: int) -> str:
+    kind = "Seq2SeqLM" if is_encoder_decoder else "CausalLM"
+    if not adapted:
+        auto = f"AutoModelFor{kind}"
+        return _USE.format(classes=f"{auto}, AutoTokenizer", auto=auto, length=length)
+    auto = f"AutoPeftModelFor{kind}"
+    told = _USE.format(classes="AutoTokenizer", auto=auto, length=length)
+    return told.replace("from transformers", f"from peft import {auto}\nfrom transformers", 1)
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # an extra that is not installed, or a source tree
+            continue
+    return found

@@ -1,0 +1,57 @@
+"""Every saved model says what it is."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.integration.toy import build_rows, build_trainer
+
+SAVED = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
+
+
+@pytest.mark.parametrize("kind", ["bart", "llama"])
+def test_a_saved_model_has_a_filled_in_card(kind: str, tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path, kind=kind, dev=build_rows(4), eval_metrics=["rouge1"], **SAVED)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    card = (tmp_path / "model/README.md").read_text()
+    assert card == (tmp_path / "checkpoint-3/README.md").read_text()
+    about = yaml.safe_load(card.split("---\n")[1])
+    assert about == {"library_name": "transformers", "tags": ["semioffline", "text-generation", "semi_offline"]}
+    for line in ("reward | click_rate", "training rows | 24", "steps | 3 of 8 inputs", "num_samples | 4"):
+        assert f"| {line} |" in card
+    [logged] = [line for line in trainer.state.log_history if "eval_rouge1" in line]
+    assert f"| rouge1 | {logged['eval_rouge1']:.4f} |" in card
+    assert ("AutoModelForSeq2SeqLM" if kind == "bart" else "AutoModelForCausalLM") in card
+    assert str(tmp_path) not in card  # no path of this machine
+
+
+def test_the_hub_gets_the_same_card(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    trainer.create_model_card(model_name="x")
+    card = (tmp_path / "README.md").read_text()
+    assert "| method | semi_offline |" in card
+    assert "## Results" not in card  # nothing was evaluated
+
+
+def test_an_adapter_loads_as_one(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    trainer = build_trainer(tmp_path, peft_config=config, max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    card = (tmp_path / "model/README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "peft"
+    assert "from peft import AutoPeftModelForSeq2SeqLM" in card
+
+
+def test_names_of_users_stay_in_their_cell(tmp_path: Path) -> None:
+    def reward(completions, **columns):
+        return [1.0] * len(completions)
+
+    reward.__name__ = "good <b>"
+    trainer = build_trainer(tmp_path, reward=reward, max_steps=1)
+    trainer.train()
+    trainer.create_model_card()
+    assert "| reward | good &lt;b&gt; |" in (tmp_path / "README.md").read_text()
