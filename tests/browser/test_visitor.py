@@ -2,6 +2,7 @@
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("browser")
 PAGES = {
     "console": "<script>console.error('bad')</script>",
     "error": "<script>missing.name</script>",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from semioffline.evaluation.scale import is_percent
-from semioffline.report.run_folders import Line, Run, finite
+from semioffline.report.run_folders import Run, finite
+from semioffline.training.diagnostics import Line
 
 MOST_POINTS = 1000
 """Of a curve; of more, every second, third, ... is left out."""

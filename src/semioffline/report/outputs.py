@@ -8,7 +8,7 @@ from typing import Any
 
 from semioffline.evaluation.scale import is_percent
 from semioffline.evaluation.statistics import Difference, bootstrap_interval, paired_difference
-from semioffline.report.run_folders import Row, Run, finite
+from semioffline.report.run_folders import OutputRow, Run, finite
 
 MOST_ROWS = 5000
 """Inputs of one run on the page."""
@@ -25,8 +25,8 @@ class Pair:
 
     prompt: str
     references: list[str]
-    after: Row
-    before: Row | None
+    after: OutputRow
+    before: OutputRow | None
 
 
 def pairs_of(run: Run) -> list[Pair]:
@@ -41,7 +41,7 @@ def pairs_of(run: Run) -> list[Pair]:
     return found
 
 
-def row_value(row: Row | None, name: str, run: Run) -> float | None:
+def row_value(row: OutputRow | None, name: str, run: Run) -> float | None:
     """A metric of one output. The reward of several functions is their sum with the weights of the run."""
     if row is None:
         return None
@@ -126,31 +126,30 @@ def output_tables(runs: Sequence[tuple[Run, Sequence[Pair]]]) -> OutputTables:
             rows.append([number, before, str(pair.after["prediction"]), *values])
         if rows:
             made.runs.append({"label": run.label, "metrics": names, "rewards": run.rewards, "rows": rows})
-    _shorten(made)
-    return made
+    return _shortened(made)
 
 
 def _shown(value: float | None, name: str) -> float | None:
     return None if value is None else float(f"{value * 100 if is_percent(name) else value:.4g}")
 
 
-def _shorten(tables: OutputTables) -> None:
-    """Shorten the longest texts until the page is not too large to open."""
+def _shortened(tables: OutputTables) -> OutputTables:
+    """The same with the longest texts shortened until the page is not too large to open."""
     texts = [text for prompt, references in tables.inputs for text in (prompt, *references)]
     texts += [text for run in tables.runs for _, before, after, *_ in run["rows"] for text in (before or "", after)]
     lengths = [len(text) for text in texts]
     fitting = (limit for limit in LIMITS if sum(min(length, limit) for length in lengths) <= MOST_CHARACTERS)
     limit = next(fitting, LIMITS[-1])
     if sum(lengths) <= MOST_CHARACTERS or max(lengths) <= limit:
-        return
-    tables.shortened = limit
-    tables.inputs = [[cut(prompt, limit), [cut(text, limit) for text in references]]
-                     for prompt, references in tables.inputs]  # fmt: skip
-    for run in tables.runs:
-        run["rows"] = [
-            [number, None if before is None else cut(before, limit), cut(after, limit), *values]
-            for number, before, after, *values in run["rows"]
-        ]
+        return tables
+    inputs = [[cut(prompt, limit), [cut(text, limit) for text in references]] for prompt, references in tables.inputs]
+    runs = [
+        run
+        | {"rows": [[number, None if before is None else cut(before, limit), cut(after, limit), *values]
+                    for number, before, after, *values in run["rows"]]}
+        for run in tables.runs
+    ]  # fmt: skip
+    return OutputTables(inputs, runs, limit)
 
 
 def cut(text: str, limit: int) -> str:

@@ -54,8 +54,8 @@ class WinRate(Record):
 
 @dataclass(frozen=True)
 class Agreement(Record):
-    """Krippendorff's alpha, as NLTK computes it: 1 is agreement, 0 is chance. None: fewer than two raters, or nothing
-    that varies."""
+    """Krippendorff's alpha, as NLTK computes it: 1 is agreement, 0 is chance. None: there is one rater, or
+    nothing varies."""
 
     criterion: str
     alpha: float | None

@@ -13,7 +13,7 @@ from typing import Literal
 
 from semioffline.errors import UserError
 from semioffline.report.html import render
-from semioffline.report.run_folders import Row, named_apart, read_folder
+from semioffline.report.run_folders import OutputRow, named_apart, read_folder
 from semioffline.storage.files import write_atomically
 from semioffline.storage.records import Record
 
@@ -56,7 +56,7 @@ class Key(Record):
 @dataclass(frozen=True)
 class _Outputs:
     system: System
-    by_prompt: dict[str, Row]
+    by_prompt: dict[str, OutputRow]
 
 
 def write_rating_page(
@@ -105,7 +105,7 @@ def _outputs(folders: Sequence[Path]) -> list[_Outputs]:
     return found
 
 
-def _by_prompt(rows: Sequence[Row]) -> dict[str, Row]:
+def _by_prompt(rows: Sequence[OutputRow]) -> dict[str, OutputRow]:
     return {str(row["prompt"]): row for row in reversed(rows)}
 
 

@@ -16,14 +16,13 @@ from semioffline.experiments.plan import START
 from semioffline.experiments.results import Comparison
 from semioffline.storage.files import read_json, read_log
 from semioffline.storage.untrusted import parse_yaml
-from semioffline.training.diagnostics import Finding, find_problems
+from semioffline.training.diagnostics import Finding, Line, find_problems
 from semioffline.training.initial_outputs import BEFORE
 from semioffline.training.run_log import LOG
 
 PREDICTIONS = "predictions.jsonl"
 _NOT_METRICS = ("prompt", "prediction", "references")
-Line = dict[str, float]
-Row = dict[str, Any]
+OutputRow = dict[str, Any]
 """One line of predictions.jsonl."""
 
 
@@ -38,9 +37,9 @@ class Run:
     seed: int | None = None
     log: list[Line] = field(default_factory=list)
     """metrics.jsonl: numbers only."""
-    before: list[Row] = field(default_factory=list)
+    before: list[OutputRow] = field(default_factory=list)
     """Outputs of the initial checkpoint: before.jsonl, or the predictions of the run that is it."""
-    after: list[Row] = field(default_factory=list)
+    after: list[OutputRow] = field(default_factory=list)
     """predictions.jsonl"""
     result: Mapping[str, Any] = field(default_factory=dict)
     """result.json"""
@@ -108,7 +107,7 @@ def _of_stage(run: Run, path: Path, results: Mapping[str, Any]) -> Run:
     )
 
 
-def _read_run(folder: Path, label: str, before: Sequence[Row] = (), with_outputs: bool = True) -> Run:
+def _read_run(folder: Path, label: str, before: Sequence[OutputRow] = (), with_outputs: bool = True) -> Run:
     """before: outputs of the initial checkpoint, where the run itself has none."""
     result = _object(folder / "result.json")
     settings = _settings(folder)
@@ -174,7 +173,7 @@ def _object(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path) -> Iterator[OutputRow]:
     for line in read_log(path):
         if isinstance(line.get("prompt"), str) and isinstance(line.get("prediction"), str):
             yield line

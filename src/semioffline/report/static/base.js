@@ -4,9 +4,13 @@ const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("data").textContent);
 const started = [];
 
+// What acts on the direction of text, on terminals, or is half a character is shown as \x1b or \u202e, as in the console.
+const ACTIVE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 function plain(text) {
-  return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
-    (found) => "\\u" + found.charCodeAt(0).toString(16).padStart(4, "0"));
+  return text.replace(ACTIVE, (found) => {
+    const code = found.charCodeAt(0);
+    return code === 13 ? "\\r" : code < 256 ? "\\x" + code.toString(16).padStart(2, "0") : "\\u" + code.toString(16).padStart(4, "0");
+  });
 }
 
 function make(tag, attributes = {}, ...children) {
