@@ -56,7 +56,9 @@ def write_run(
     ]  # fmt: skip
     _write_lines(folder / "before.jsonl", first)
     _write_lines(folder / "predictions.jsonl", last)
-    _write_lines(folder / "metrics.jsonl", [line for n in range(1, steps + 1) for line in _log(n, steps, metrics, draw)])
+    _write_lines(
+        folder / "metrics.jsonl", [line for n in range(1, steps + 1) for line in _log(n, steps, metrics, draw)]
+    )
     for n in range(1, steps + 1):
         _write_draws(folder, 10 * n, num_samples, text, prompt_words, output_words, draw)
     settings = {"method": "semi_offline", "num_samples": num_samples, "per_device_train_batch_size": 4}
@@ -110,13 +112,24 @@ def _write_draws(
                 "advantage": [draw.gauss(0, 0.1) for _ in drawn],
             }
         )  # fmt: skip
-        completions += [{"example": example, "prompt": "", "sample": text(output), "reward": reward} for reward in rewards]
+        completions += [
+            {"example": example, "prompt": "", "sample": text(output), "reward": reward} for reward in rewards
+        ]
     for name, rows in (("tokens", tokens), ("completions", completions)):
         make_folder(folder / name)
         stored = BytesIO()
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), stored)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_whole(rows)), stored)
         write_atomically(folder / name / f"step-{step}.parquet", stored.getvalue())
 
 
+def _whole(value: Any) -> Any:
+    """Without halves of characters, which Parquet cannot hold."""
+    if isinstance(value, dict):
+        return {name: _whole(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
 def _write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -37,6 +37,7 @@ _SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test
 _INSIDE = ("model", "start", "candidates", "candidates.jsonl")
 """Names inside a run folder: they say nothing without the folder's own."""
 _NOT_SETTINGS = {"output_dir", "logging_dir", "run_name", "report_to", "accelerator_config", "resume", "device"}
+_NOT_SETTINGS |= {"hub_token", "dataloader_pin_memory"}
 """Where a run is and what Transformers fills in, for `changed_settings`."""
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
 
@@ -161,7 +162,12 @@ def changed_settings(*options: DataclassInstance) -> Recipe:
         for item in dataclasses.fields(option):
             default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
             value = values.get(item.name)
-            if item.init and item.name in values and value not in (default, None) and item.name not in _NOT_SETTINGS:
+            if (
+                item.init
+                and item.name in values
+                and value not in (default, None, [], "")
+                and item.name not in _NOT_SETTINGS
+            ):
                 path = Path(value) if isinstance(value, str) and f"--{item.name}" in _SHOWN else None
                 changed[item.name] = value if path is None or not path.is_absolute() else path.name
     return changed

@@ -36,7 +36,6 @@ class ComparisonView:
     metric: str
     names: list[str]
     matrix: list[list[MatrixCell]]
-    curves: list[dict[str, Any]]
 
 
 def view(comparison: Comparison) -> ComparisonView:
@@ -51,7 +50,6 @@ def view(comparison: Comparison) -> ComparisonView:
         metric=metric,
         names=names,
         matrix=[[_cell(comparison, one, other, metric) for other in names] for one in names],
-        curves=curves(comparison),
     )
 
 
@@ -68,7 +66,13 @@ def _cell(comparison: Comparison, one: str, other: str, metric: str) -> MatrixCe
     return MatrixCell(text, "better" if ahead > 0 else "worse")
 
 
-def curves(comparison: Comparison) -> list[dict[str, Any]]:
+def plot_data(comparison: Comparison) -> dict[str, Any]:
+    """What the page draws: curves, and the range of the axis of rewards."""
+    every = [point for method in comparison.methods.values() for point in method.curve]
+    return {"curves": _curves(comparison), "range": list(limits(every)) if every else [0, 1]}
+
+
+def _curves(comparison: Comparison) -> list[dict[str, Any]]:
     """For each method: validation reward with its interval, against steps, seconds and forward passes."""
     found = []
     for name, method in comparison.methods.items():

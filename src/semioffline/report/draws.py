@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ MOST_STEPS = 200
 """Logged steps on the page, over all runs; of more, every second, third, ... is left out."""
 MOST_SAMPLES = 3
 """Best samples of an input, and as many worst ones."""
+MOST_WORDS = 8
+LEAST_PUSH = 1e-9
+LONGEST_WORD = 60
 LONGEST_PROMPT = 1500
 LONGEST_SAMPLE = 600
 _STEP = re.compile(r"step-(\d+)\.parquet")
@@ -29,8 +33,27 @@ def draws_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
         files = _evenly(logged[run.label], max(2, MOST_STEPS // several))
         steps = [step for step in (_step(run.folder, number, path) for number, path in files) if step is not None]
         if steps:
-            found.append({"label": run.label, "steps": steps})
+            found.append({"label": run.label, "steps": steps, "words": _words(steps)})
     return found
+
+
+def _words(steps: Sequence[dict[str, Any]]) -> dict[str, list[list[Any]]]:
+    """liked, disliked: [token, push, times drawn] of the tokens with the largest and smallest push. A token's push is
+    its share of the samples times its advantage, summed over positions: its weight in the RL loss."""
+    pushes: dict[str, float] = {}
+    drawn: Counter[str] = Counter()
+    for shown in [shown for step in steps for shown in step["inputs"]]:
+        for _, token, count, _, advantage in shown["draws"]:
+            word = token.strip() or token
+            pushes[word] = pushes.get(word, 0.0) + count / max(1, len(shown["rewards"])) * (advantage or 0.0)
+            drawn[word] += count
+    ordered = sorted(pushes, key=lambda word: -pushes[word])
+    liked = [word for word in ordered if pushes[word] > LEAST_PUSH][:MOST_WORDS]
+    disliked = [word for word in reversed(ordered) if pushes[word] < -LEAST_PUSH][:MOST_WORDS]
+    return {
+        kind: [[cut(word, LONGEST_WORD), _short(pushes[word]), drawn[word]] for word in words]
+        for kind, words in (("liked", liked), ("disliked", disliked))
+    }
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:

@@ -79,7 +79,7 @@ def report_page(folders: Sequence[Folder]) -> str:
             "curves": curves_of(runs),
             "outputs": {"inputs": tables.inputs, "runs": tables.runs},
             "draws": draws,
-            "comparisons": [comparing.curves(folder.comparison) for folder in folders if folder.comparison],
+            "comparisons": [comparing.plot_data(folder.comparison) for folder in folders if folder.comparison],
         },
     )
 

@@ -157,17 +157,17 @@ function forget(part) {
 }
 
 function startComparisons() {
-  data.comparisons.forEach((curves, n) => {
+  data.comparisons.forEach((comparison, n) => {
     const box = byId("comparison-" + n);
     const select = document.querySelector(`select.cost[data-comparison="${n}"]`);
-    if (curves.some((curve) => curve.seconds === null)) select.querySelector('[value="seconds"]').disabled = true;
-    const paint = () => { forget(box.parentElement); drawComparison(box, curves, select); };
+    if (comparison.curves.some((curve) => curve.seconds === null)) select.querySelector('[value="seconds"]').disabled = true;
+    const paint = () => { forget(box.parentElement); drawComparison(box, comparison, select); };
     select.addEventListener("change", paint);
     paint();
   });
 }
 
-function drawComparison(box, curves, select) {
+function drawComparison(box, { curves, range }, select) {
   const start = curves.find((curve) => curve.is_start) || curves[0];
   const trained = curves.filter((curve) => !curve.is_start);
   const costs = trained.flatMap((curve) => curve[select.value] || []);
@@ -180,11 +180,7 @@ function drawComparison(box, curves, select) {
   trained.forEach((curve, n) => lines.push({
     label: curve.label, xs: curve[select.value].map((x) => log && x === 0 ? first : x), ys: curve.reward, color: n, dots: true, band: [curve.low, curve.high],
   }));
-  const lows = curves.flatMap((curve) => curve.low), highs = curves.flatMap((curve) => curve.high);
-  const low = Math.min(...lows), high = Math.max(...highs);
-  const widest = Math.max(...lows.map((each, n) => highs[n] - each));
-  const spare = Math.max(0, Math.max(3 * widest, 0.02 * Math.max(Math.abs(low), Math.abs(high)), 1e-6) - (high - low)) / 2 + 0.04 * (high - low);
-  draw(box, "", "", lines, { x: select.selectedOptions[0].text, log, height: 320, range: [low - spare, high + spare] });
+  draw(box, "", "", lines, { x: select.selectedOptions[0].text, log, height: 320, range });
 }
 
 started.push(startComparisons, startCurves);

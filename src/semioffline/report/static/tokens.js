@@ -20,7 +20,7 @@ function startTokens() {
     run = runs[field.run.value];
     field.step.max = run.steps.length - 1;
     field.step.value = run.steps.length - 1;
-    byId("token-words").replaceChildren(...words(run));
+    byId("token-words").replaceChildren(...words(run.words));
     chooseStep();
   }
   function chooseStep() {
@@ -101,21 +101,12 @@ function startTokens() {
     if (place(mean) > 60 && place(mean) < width - 60) picture.append(svg("text", { x: place(mean), y: 105, "text-anchor": "middle" }, `mean ${show(mean, 3)}`));
     return picture;
   }
-  // A token's push: the sum over positions of its share of the samples times its advantage, which is its weight in the RL loss.
-  function words(of) {
-    const found = new Map();
-    for (const each of of.steps) for (const shown of each.inputs) for (const draw of shown.draws) {
-      const word = visible(draw[TOKEN]), entry = found.get(word) || { word, push: 0, drawn: 0 };
-      entry.push += (draw[COUNT] / shown.rewards.length) * (draw[ADVANTAGE] || 0);
-      entry.drawn += draw[COUNT];
-      found.set(word, entry);
-    }
-    const ordered = [...found.values()].sort((a, b) => b.push - a.push);
-    const top = ordered.filter((entry) => entry.push > 1e-9).slice(0, 8), bottom = ordered.filter((entry) => entry.push < -1e-9).slice(-8).reverse();
-    const scale = Math.max(0, ...[...top, ...bottom].map((entry) => Math.abs(entry.push)));
-    const list = (title, entries, kind) => make("div", { class: "scroll" }, make("table", { class: "bars word-list" }, make("thead", {}, make("tr", {}, ...[title, "push", "drawn"].map((text) => make("th", { scope: "col", text })))),
-      make("tbody", {}, ...entries.map((entry) => make("tr", {}, make("th", { scope: "row", text: entry.word }), bar(signed(entry.push), Math.abs(entry.push) / scale, kind), make("td", { text: entry.drawn }))))));
-    return scale ? [list("more likely", top, "up"), list("less likely", bottom, "down")] : [make("p", { class: "quiet", text: "No token had an advantage." })];
+  function words({ liked, disliked }) {
+    const scale = Math.max(0, ...[...liked, ...disliked].map((entry) => Math.abs(entry[1])));
+    const list = (title, entries, kind) => make("div", { class: "scroll" }, make("table", { class: "bars word-list" },
+      make("thead", {}, make("tr", {}, ...[title, "push", "drawn"].map((text) => make("th", { scope: "col", text })))),
+      make("tbody", {}, ...entries.map(([word, push, drawn]) => make("tr", {}, make("th", { scope: "row", text: visible(word) }), bar(signed(push), Math.abs(push) / scale, kind), make("td", { text: drawn }))))));
+    return scale ? [list("more likely", liked, "up"), list("less likely", disliked, "down")] : [make("p", { class: "quiet", text: "No token had an advantage." })];
   }
   const move = (by) => { field.step.value = Number(field.step.value) + by; chooseStep(); };
   byId("step-before").addEventListener("click", () => move(-1));
