@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from semioffline.evaluation.metrics import SURFACE
 from semioffline.evaluation.scale import is_percent
@@ -111,7 +112,7 @@ def _verdict(found: Difference | None) -> str:
 
 
 def p_text(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return "p\u00a0<\u00a00.001" if p < 0.001 else f"p\u00a0=\u00a0{p:.3f}"
 
 
 def _sentence(run: Run, changes: list[Change]) -> str:
@@ -141,7 +142,9 @@ def _from_log(run: Run) -> str:
 
 
 def _facts(run: Run) -> list[Fact]:
-    result, facts = run.result, []
+    result = run.result
+    names = ("task", "model")
+    facts = [Fact(name, PurePath(str(run.settings[name])).name) for name in names if run.settings.get(name)]
     steps = result.get("steps") or max((line.get("step", 0) for line in run.log), default=0)
     if steps:
         facts.append(Fact("steps", f"{steps:,.0f}"))

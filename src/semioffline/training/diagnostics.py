@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
+from semioffline.evaluation.scale import is_percent
+
 Line = Mapping[str, float]
 """One line of metrics.jsonl."""
 RECENT = 3
@@ -231,7 +233,9 @@ def metric_falls(log: Diagnostics, least: float = 0.05) -> Told:
     for name in (name for name in names if not name.endswith("_stderr")):
         values = log.drift(name)
         if values and values[1] < values[0] - least * abs(values[0]) and _is_below(log.evals[-1], log.evals[0], name):
-            fallen.append(f"{name.removeprefix('eval_')} fell from {values[0]:.4g} to {values[1]:.4g}")
+            metric = name.removeprefix("eval_")
+            before, after = (f"{100 * value if is_percent(metric) else value:.4g}" for value in values)
+            fallen.append(f"{metric} fell from {before} to {after}")
     if not fallen:
         return None
     return f"{' and '.join(fallen)} while the reward rose from {rewards[0]:.4g} to {rewards[1]:.4g}", (

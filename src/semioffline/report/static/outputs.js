@@ -100,9 +100,10 @@ function startOutputs() {
     const rows = shown.slice(have, limit).map((row) => card(row, run));
     if (have) list.append(...rows);
     else list.replaceChildren(...rows);
-    const both = shown.filter((row) => row[1] !== null).length;
+    const metric = Number(field.metric.value), both = shown.filter((row) => row[1] !== null).length;
     byId("output-count").textContent = shown.length
       ? `${Math.min(limit, shown.length).toLocaleString("en")} of ${shown.length.toLocaleString("en")} outputs shown` + (both < shown.length ? `; ${both.toLocaleString("en")} of them have an output of the initial checkpoint` : "")
+        + (field.order.value === "loss" && !(shown[0][4][metric] < shown[0][3][metric]) ? `; no output lost ${run.metrics[metric]}` : "")
       : "No output matches this filter.";
     byId("output-more").hidden = limit >= shown.length;
     byId("output-more").textContent = `Show ${Math.min(PAGE, shown.length - limit)} more`;
