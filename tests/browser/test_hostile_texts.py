@@ -10,8 +10,7 @@ from benchmarks.synthetic_run import write_run
 
 from browser.conftest import Visitor
 from browser.hostile import HOSTILE, LONG
-from semioffline.experiments.provenance import Provenance
-from semioffline.experiments.results import Comparison, CurvePoint, MethodSummary, MetricSummary
+from report.comparisons import comparison_of
 from semioffline.printing import plain
 from semioffline.report import table
 from semioffline.report.page import write_report
@@ -27,16 +26,6 @@ SHOWN = """() => {
 }"""
 EVERY_MORE = """() => { for (let n = 0; n < 50 && !document.getElementById("output-more").hidden; n += 1)
   document.getElementById("output-more").click(); }"""
-
-
-def comparison_of(names: list[str]) -> Comparison:
-    metric = MetricSummary(0.5, 0.4, 0.6, 0.01, [0.5], "signature")
-    method = MethodSummary(
-        seeds=[0], metrics={names[0]: metric}, forward_passes=1, steps=2, seconds=1.0, peak_mb=None,
-        curve=[CurvePoint(0.4), CurvePoint(0.5, 2, 1.0, 8)], matched_after=None,
-    )  # fmt: skip
-    about = Provenance(names[0], None, {"python": "3", "torch": "2", "transformers": "5", "gpus": [], "cores": 1})
-    return Comparison([names[0]], {names[0]: False}, names[0], dict.fromkeys(names, method), 1.0, about, title=names[1])
 
 
 def hostile_folder(folder: Path) -> Path:
