@@ -15,7 +15,11 @@ from integration.toy import build_rows, save_model
 from semioffline.cli import main
 from semioffline.cli.run_folder import changed_settings
 from semioffline.data.options import DataOptions
+from semioffline.evaluation.results import MetricResult
 from semioffline.evaluation.scale import shown_value
+from semioffline.evaluation.statistics import Difference
+from semioffline.experiments.job_results import JobResult, ModelResult
+from semioffline.experiments.provenance import Provenance
 from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.report.curves import curves_of
 from semioffline.report.draws import draws_of
@@ -224,3 +228,49 @@ def test_a_callback_writes_it_in_python(tmp_path):
     rows_shown = found["outputs"]["runs"][0]["rows"]
     assert len(rows_shown) == 8
     assert all(row[1] is not None for row in rows_shown)
+
+
+def test_the_result_of_a_job_is_the_first_thing_on_the_page(tmp_path):
+    """Outputs of every model are compared with those of the initial checkpoint on the test split."""
+    reward = MetricResult(0.6, 0.5, 0.7, 20, "reward|v:1")
+    ahead = Difference(0.1, 0.05, 0.15, 0.001)
+    labels = {
+        "initial": "initial checkpoint",
+        "mft": "M-FT",
+        "more_mft": "more M-FT",
+        "semi_offline": "semi-offline RL",
+    }
+    for n, name in enumerate(labels):
+        write_run(tmp_path / name, rows=20, before=0, steps=2 * bool(n), seed=1)
+    models = {
+        name: ModelResult(
+            label=label, folder=name, metrics={"reward": reward}, seconds=75.0, cost_per_input={"forward_passes": 1.0},
+            difference=None if name == "semi_offline" else ahead,
+        )
+        for name, label in labels.items()
+    }  # fmt: skip
+    about = Provenance("semioffline run --model m", "abc", {"python": "3"})
+    job = JobResult(title="mail to subject", reward="good", sentence="reward 0.5 → 0.6", models=models, about=about)
+    (tmp_path / "result.json").write_text(json.dumps(job.to_json()))
+    folder = read_folder(tmp_path)
+    assert [run.label for run in folder.runs] == list(labels.values())
+    assert [len(run.before) for run in folder.runs] == [0, 20, 20, 20]
+    page = write_report([tmp_path]).read_text()
+    for part in ("mail to subject", "+0.100 (+0.050 to +0.150)", "semioffline run --model m", "75.0 s", "reward|v:1"):
+        assert part in page
+    assert page.index("reward 0.5 → 0.6") < page.index("The mean good")
+
+
+def test_warnings_are_those_of_the_diagnostics(tmp_path):
+    write_run(tmp_path, rows=3, before=0, steps=10)
+    page = write_report([tmp_path]).read_text()
+    assert "No signs of reward hacking" in page
+    assert 'id="warnings"' not in page
+    log = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(log[-1]) | {"eval_length": 60.0, "eval_length_references": 15.0, "eval_rouge": 0.01}
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*log[:-1], json.dumps(last)]) + "\n")
+    page = write_report([tmp_path]).read_text()
+    assert "The outputs went from 15.0 to 60.0 words (references: 15.0)." in page
+    assert re.search(r"Rouge fell from \d\d\.\d+ to 1 while the reward rose", page)  # on the scale of tables
+    assert "What to try: " in page
+    assert "No signs of reward hacking" not in page

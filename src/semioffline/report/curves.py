@@ -142,12 +142,15 @@ def _columns(run: Run) -> dict[str, Any]:
     """label and method of a run; and for training and evaluation steps, seconds, and name -> values."""
     found: dict[str, Any] = {"label": run.label, "method": run.method}
     for part in (TRAIN, EVAL):
-        lines = [line for line in run.log if _part(line) == part]
+        own = [line for line in run.log if _part(line) == part]
+        lines = list({line.get("step", n): line for n, line in enumerate(own)}.values())  # the last one of each step
         lines = lines[:: -(-len(lines) // MOST_POINTS) or 1]
+        steps = [line.get("step", n) for n, line in enumerate(lines)]
+        timed = all("time/train" in line for line in lines)
         names = dict.fromkeys(name for line in lines for name in line if name not in _OF_ALL)
         found[part] = {
-            "step": [line.get("step", 0) for line in lines],
-            "seconds": [_short(line.get("time/train")) for line in lines],
+            "step": steps,
+            "seconds": [_short(line["time/train"]) for line in lines] if timed else steps,
             "values": {name: [_short(line.get(name)) for line in lines] for name in names},
         }
     return found

@@ -37,7 +37,7 @@ function draw(box, title, note, lines, options = {}) {
       series.push({ ...hidden, scale: "y" }, { ...hidden, scale: "y" });
     }
   }
-  const joined = uPlot.join(tables.map((table) => sorted(table)));
+  const joined = uPlot.join(tables);
   const height = options.height || 200;
   const scales = { x: { time: false, distr: options.log ? 3 : 1 } };
   if (options.range) scales.y = { range: options.range };
@@ -53,12 +53,6 @@ function draw(box, title, note, lines, options = {}) {
   box.replaceChildren(...(title ? [make("h4", { text: title })] : []), ...(note ? [make("p", { class: "note", text: note })] : []), picture);
   charts.push({ plot, box, height });
   return plot;
-}
-
-function sorted(table) {
-  const order = table[0].map((x, n) => n).filter((n) => table[0][n] !== null).sort((a, b) => table[0][a] - table[0][b]);
-  const single = order.filter((n, place) => place === 0 || table[0][n] !== table[0][order[place - 1]]);
-  return table.map((column) => single.map((n) => column[n]));
 }
 
 function describe(title, lines) {

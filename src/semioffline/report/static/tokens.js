@@ -43,7 +43,7 @@ function startTokens() {
     const push = (draw) => (draw[COUNT] / shown.rewards.length) * (draw[ADVANTAGE] || 0);
     const scale = Math.max(0, ...shown.draws.map(push));
     byId("token-scale").textContent = scale > 1e-9 ? "" : "(here all samples have the same reward)";
-    byId("token-target").replaceChildren(...shown.target.flatMap((token, place) => drawn.has(place) ? [chip(token, place, drawn.get(place), shown, push, scale), " "] : [make("span", { text: token })]));
+    byId("token-target").replaceChildren(...shown.target.flatMap((token, place) => drawn.has(place) ? [/^\s/.test(token) ? " " : "", chip(token, place, drawn.get(place), shown, push, scale)] : [make("span", { text: token })]));
     byId("token-rewards").replaceChildren(...rewards(shown));
     position = null;
     const best = [...shown.draws].sort((a, b) => push(b) - push(a))[0];
