@@ -149,6 +149,8 @@ def test_a_page_has_no_reference_to_anything_outside(tmp_path):
     assert all(link.startswith("#") for link in parser.found)
     assert "@import" not in page
     assert "url(" not in page
+    assert "Copyright (c) 2022 Leon Sorokin" in page  # the chart library comes with its licence
+    assert "Permission is hereby granted" in page
 
 
 def test_embedded_json_cannot_end_its_element():

@@ -52,7 +52,10 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str], **value
 
 
 def _read(name: str) -> str:
-    return (STATIC / name).read_text(encoding="utf-8").strip()
+    """A file of static/; that of another project with its licence."""
+    path = STATIC / name
+    text, licence = path.read_text(encoding="utf-8").strip(), path.parent / "LICENSE"
+    return f"/*\n{licence.read_text(encoding='utf-8').strip()}\n*/\n{text}" if licence.exists() else text
 
 
 def _digest(text: str) -> str:
