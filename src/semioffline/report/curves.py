@@ -49,6 +49,8 @@ GROUPS = {
     "other": "Other values of the log",
 }
 _OF_ALL = ("step", "epoch", "time/train")
+_BESIDE = ("_stderr", "_references")
+"""Ends of values that are logged for advice, next to what they are about."""
 _SUMMARY = ("train_loss", "train_runtime")
 TRAIN, EVAL = "train", "eval"
 
@@ -90,7 +92,7 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
             for line in run.log:
                 for name in line if _part(line) == part else ():
                     key = _key(name)
-                    if name not in _OF_ALL and not name.endswith("_stderr") and not _is_twice(name, alone):
+                    if name not in _OF_ALL and not name.endswith(_BESIDE) and not _is_twice(name, alone):
                         lines = names.setdefault(key, [])
                         lines += [] if (part, name) in lines else [(part, name)]
     charts = [_chart(key, lines) for key, lines in names.items()]
