@@ -61,7 +61,7 @@ def metric_names(run: Run) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Change:
+class MetricChange:
     """A metric before and after training, over the same inputs."""
 
     metric: str
@@ -73,7 +73,7 @@ class Change:
     difference: Difference | None = None
 
 
-def changes_of(run: Run, pairs: Sequence[Pair]) -> list[Change]:
+def changes_of(run: Run, pairs: Sequence[Pair]) -> list[MetricChange]:
     """Every metric: over the inputs that both models were run on, or else over all outputs of this run."""
     found = []
     both = [pair for pair in pairs if pair.before is not None]
@@ -86,7 +86,7 @@ def changes_of(run: Run, pairs: Sequence[Pair]) -> list[Change]:
         new: list[Any] = [after[n] for n in known]
         old: list[Any] = [before[n] for n in known] if both else []
         found.append(
-            Change(
+            MetricChange(
                 metric=name,
                 inputs=len(known),
                 after=sum(new) / len(new),

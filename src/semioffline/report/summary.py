@@ -13,7 +13,7 @@ from semioffline.evaluation.statistics import Difference
 from semioffline.experiments.job_results import RESULT, JobResult
 from semioffline.experiments.plan import START
 from semioffline.experiments.results import Comparison
-from semioffline.report.outputs import REWARD, Change
+from semioffline.report.outputs import REWARD, MetricChange
 from semioffline.report.run_folders import Run
 from semioffline.report.table import LEVEL, p_between
 
@@ -57,7 +57,7 @@ class RunSummary:
     """That the rows are means over."""
 
 
-def summarise_run(run: Run, changes: list[Change], fallback: str = "") -> RunSummary:
+def summarise_run(run: Run, changes: list[MetricChange], fallback: str = "") -> RunSummary:
     """fallback: what trained it, where its folder does not say."""
     return RunSummary(
         label=run.label,
@@ -77,7 +77,7 @@ def number(metric: str, value: float, sign: bool = False) -> str:
     return f"{value * factor:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
-def _row(change: Change, is_rewarded: bool) -> ChangeRow:
+def _row(change: MetricChange, is_rewarded: bool) -> ChangeRow:
     name, difference = change.metric, change.difference
     return ChangeRow(
         metric=name,
@@ -115,7 +115,7 @@ def p_text(p: float) -> str:
     return "p\u00a0<\u00a00.001" if p < 0.001 else f"p\u00a0=\u00a0{p:.3f}"
 
 
-def _sentence(run: Run, changes: list[Change]) -> str:
+def _sentence(run: Run, changes: list[MetricChange]) -> str:
     first = next(iter(changes), None)
     if first is None:
         return _from_log(run)
