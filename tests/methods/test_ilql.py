@@ -12,7 +12,7 @@ from semioffline.cli import main
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.evaluation.decode import generate_ids
-from semioffline.methods.ilql import FILE, restore_heads
+from semioffline.methods.perturbed import FILE, restore_heads
 from semioffline.methods.registry import load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.heads import QHeads
@@ -63,11 +63,12 @@ def states_before(policy, source, ids):
     return out.hidden_states[-1][0, len(source) - 1 : -1].detach()
 
 
+@pytest.mark.parametrize("lam", [0.0, 0.6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_losses_and_gradients_are_those_of_a_loop(tiny_policy, tiny_data, settings, kind):
+def test_losses_and_gradients_are_those_of_a_loop(tiny_policy, tiny_data, settings, kind, lam):
     policy = tiny_policy(kind)
     batch = batch_for(policy, tiny_data)
-    args = settings("ilql", gamma=0.9, expectile=0.8, conservative_weight=0.3)
+    args = settings("ilql", gamma=0.9, td_lambda=lam, expectile=0.8, conservative_weight=0.3)
     method = prepared(policy, args)
     output = method.step(policy, batch, Scorer(policy, RewardSet(length)), Randomness(0, 0))
     heads, expected = method.heads, {"q": 0.0, "v": 0.0, "conservative": 0.0}
@@ -80,8 +81,10 @@ def test_losses_and_gradients_are_those_of_a_loop(tiny_policy, tiny_data, settin
         for ids, reward in texts:
             states = states_before(policy, batch.source.ids[b][batch.source.keep_mask[b]], ids)
             v, (q1, q2), (s1, s2) = heads.v(states)[:, 0], (q(states) for q in heads.q), (q(states) for q in heads.slow)
-            for t, a in enumerate(ids):
-                goal = reward if t == len(ids) - 1 else 0.9 * v[t + 1].detach()
+            goals = [reward]
+            for t in reversed(range(len(ids) - 1)):
+                goals.insert(0, 0.9 * ((1 - lam) * v[t + 1].item() + lam * goals[0]))
+            for t, (a, goal) in enumerate(zip(ids, goals, strict=True)):
                 d = torch.minimum(s1[t, a], s2[t, a]).detach() - v[t]
                 share = 1 / len(ids) / len(texts)
                 expected["q"] = expected["q"] + share * ((goal - q1[t, a]) ** 2 + (goal - q2[t, a]) ** 2)
