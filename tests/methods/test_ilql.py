@@ -255,8 +255,9 @@ def load_method_with(heads, folder):
     return method
 
 
+@pytest.mark.slow
 def test_what_it_generates_gets_more_reward(learnt, ads_rows, settings, short_training):
-    """Candidates with all wordings and their click rates. The plain model stays what fine-tuning makes of it."""
+    """Candidates with other wordings and their click rates. The plain model stays what fine-tuning makes of it."""
     rows = ads_rows.to_list()
     for n, row in enumerate(rows):
         texts = [rows[n]["completion"], *(ads.write_ad(row, wording(n, k), ads.TEMPLATES[k % 3]) for k in range(3))]
@@ -271,12 +272,12 @@ def test_what_it_generates_gets_more_reward(learnt, ads_rows, settings, short_tr
         return sum(sum(clicks(row, [text])) for row, text in zip(columns, texts, strict=True)) / 48
 
     before = measure()
-    args = settings("ilql", beta=30.0, head_learning_rate=0.01, conservative_weight=0.01, expectile=0.8)
-    short_training(learnt, load_method(args), examples, steps=80, lr=1e-4, batch_size=16)
+    args = settings("ilql", beta=20.0, head_learning_rate=0.003, conservative_weight=0.002, polyak=0.2, td_lambda=1.0)
+    short_training(learnt, load_method(args), examples, steps=160, lr=1e-5, batch_size=16)
     after = measure()
     learnt.generator.perturb(lambda states: torch.zeros(len(states), 1))
-    assert measure() < before + 0.1
-    assert after > before + 0.15
+    assert measure() < before + 0.02
+    assert after > before + 0.05
 
 
 def wording(n, k):

@@ -31,6 +31,6 @@ def restore_heads(policy: Policy, folder: Path) -> None:
 
 
 def save_heads(heads: QHeads, beta: float, folder: Path) -> None:
-    save_file(
-        {name: t.cpu().contiguous() for name, t in heads.state_dict().items()}, folder / FILE, {"beta": str(beta)}
-    )
+    """Into a folder of a model, which loads without them."""
+    weights = {name: weight.cpu().contiguous() for name, weight in heads.state_dict().items()}
+    save_file(weights, folder / FILE, {"beta": str(beta)})
