@@ -255,35 +255,34 @@ def load_method_with(heads, folder):
     return method
 
 
-@pytest.mark.slow
+def discovers(completions, **kwargs):
+    return [float("discover" in text.split()) for text in completions]
+
+
 def test_what_it_generates_gets_more_reward(learnt, ads_rows, settings, short_training):
-    """Candidates with other wordings and their click rates. The plain model stays what fine-tuning makes of it."""
+    """Candidates with other wordings, and whether they have the word. The plain model stays what fine-tuning makes of
+    it."""
     rows = ads_rows.to_list()
     for n, row in enumerate(rows):
-        texts = [rows[n]["completion"], *(ads.write_ad(row, wording(n, k), ads.TEMPLATES[k % 3]) for k in range(3))]
-        row |= {"candidates": texts, "candidate_rewards": clicks(row, texts)}
+        row["candidates"] = [ads.write_ad(row, wording(n, k), ads.TEMPLATES[(n + k) % 3]) for k in range(3)]
+        row["candidate_rewards"] = discovers(row["candidates"])
     examples = Examples(Dataset.from_list(rows), learnt, 32, 32, progress=False, with_candidates=True)
     held_out = Examples(ads.build({"test": 48})["test"], learnt, 32, 32, progress=False)
 
     def measure():
         ids = generate_ids(learnt, held_out, Decoding(max_new_tokens=32), 48, progress=False)
-        columns = [held_out[n].columns for n in range(48)]
-        texts = learnt.tokens.decode(ids)
-        return sum(sum(clicks(row, [text])) for row, text in zip(columns, texts, strict=True)) / 48
+        return sum(discovers(learnt.tokens.decode(ids))) / 48
 
     before = measure()
     args = settings("ilql", beta=20.0, head_learning_rate=0.003, conservative_weight=0.002, polyak=0.2, td_lambda=1.0)
-    short_training(learnt, load_method(args), examples, steps=160, lr=1e-5, batch_size=16)
+    short_training(learnt, load_method(args), examples, steps=80, lr=1e-5, batch_size=16, reward=discovers)
     after = measure()
     learnt.generator.perturb(lambda states: torch.zeros(len(states), 1))
-    assert measure() < before + 0.02
-    assert after > before + 0.05
+    assert measure() < before + 0.05
+    assert after > before + 0.2
 
 
 def wording(n, k):
-    return {slot: words[(7 * n + 3 * k + i) % len(words)] for i, (slot, words) in enumerate(ads.WORDING.items())}
-
-
-def clicks(row, texts):
-    columns = {name: [row[name]] * len(texts) for name in ads.FACTS}
-    return ads.click_rate(completions=texts, **columns)
+    """In a third of the texts the opener is the first of its list."""
+    words = {slot: words[(7 * n + 3 * k + i) % len(words)] for i, (slot, words) in enumerate(ads.WORDING.items())}
+    return words | ({"opener": "discover"} if (n + k) % 3 == 0 else {})
