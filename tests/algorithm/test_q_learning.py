@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from semioffline.algorithm.q_learning import bootstrapped, conservative, expectile
+from semioffline.algorithm.q_learning import conservative, expectile
 
 
 def test_the_expectile_loss_by_hand():
@@ -28,11 +28,3 @@ def test_the_conservative_term_by_a_loop():
     q, actions = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5, 2, 2])
     expected = [torch.log(sum(q[n].exp())).item() - q[n, a].item() for n, a in enumerate(actions.tolist())]
     assert conservative(q, actions).tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_targets_by_hand():
-    """Texts of three, one and two tokens: gamma times the next value, and the reward at the end."""
-    values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
-    texts = torch.tensor([0, 0, 0, 2, 3, 3])
-    found = bootstrapped(values, texts, torch.tensor([1.0, 9.0, 2.0, 3.0]), 0.5)
-    assert found.tolist() == pytest.approx([0.1, 0.15, 1.0, 2.0, 0.3, 3.0])

@@ -19,6 +19,12 @@ CASES = {
     "t5-4": {"kind": "t5", "per_device_train_batch_size": 4},
     "workers": {"kind": "bart", "per_device_train_batch_size": 4, "reward_workers": 1},
 }
+METHODS = {
+    "grpo": {"method": "grpo", "num_iterations": 2, "num_samples": 2, "max_completion_length": 12},
+    "ppo": {"method": "ppo", "num_iterations": 2, "critic_warmup_steps": 1, "max_completion_length": 12},
+    "kl": {"kl_weight": 2.0},
+}
+"""Methods that keep something between steps."""
 WRONG = ("bart", "t5")
 ROWS = 24
 
@@ -26,7 +32,8 @@ ROWS = 24
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     rows = build_uneven_rows(ROWS)
-    for name, settings in CASES.items():
+    own = {name: {"per_device_train_batch_size": 4} | settings for name, settings in METHODS.items()}
+    for name, settings in (CASES | own).items():
         trainer = train(folder / name, rows=rows, **settings)
         assert trainer.args.world_size == 2
         if trainer.accelerator.is_main_process:

@@ -241,6 +241,20 @@ def test_what_recording_graphs_takes_is_counted_once_and_not_in_every_step(monke
     assert clock.measured() == Timing(seconds_per_step=1.0, seconds_recording=50.0)
 
 
+def test_steps_on_one_rollout_are_timed_together(monkeypatch):
+    """The first of four steps samples, for eight seconds more: three seconds a step on average."""
+    clock, control = timing.StepClock(seconds=3.0, period=4), SimpleNamespace(should_training_stop=False)
+    now = 0.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    for step in range(32):
+        assert not control.should_training_stop
+        clock.on_step_begin(None, None, control)
+        now += 1.0 + 8.0 * (step % 4 == 0)
+        clock.on_step_end(None, None, control)
+    assert control.should_training_stop
+    assert clock.measured() == Timing(seconds_per_step=3.0, seconds_recording=0.0)
+
+
 def test_a_run_that_fails_is_named_with_its_last_line(tmp_path, capsys):
     reward = tmp_path / "mine.py"
     reward.write_text("def broken(completions, **kwargs):\n    raise OSError('no network')\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from steps_worker import CASES, ROWS, WRONG
+from steps_worker import CASES, METHODS, ROWS, WRONG
 from toy import WITH_T5, build_rows, build_uneven_rows, train, weights
 
 from semioffline import SemiOfflineTrainer
@@ -170,5 +170,8 @@ def test_two_processes_make_the_same_step(tmp_path: Path) -> None:
     whole = {kind: weights(train(tmp_path / kind, kind=kind, rows=rows, **WHOLE)) for kind in WITH_T5}
     for name, settings in CASES.items():
         assert largest_error(torch.load(tmp_path / f"{name}.pt"), whole[settings["kind"]]) <= 1, name
+    for name, settings in METHODS.items():
+        alone = weights(train(tmp_path / f"{name}-alone", rows=rows, **WHOLE, **settings))
+        assert largest_error(torch.load(tmp_path / f"{name}.pt"), alone) <= 1, name
     for kind in WRONG:
         assert largest_error(torch.load(tmp_path / f"wrong-key-{kind}.pt"), whole[kind]) > 100, kind

@@ -37,7 +37,7 @@ ALLOWED = {
     ("experiments/comparison.py", "open"): "log.txt: what a process prints is added to it",
     ("methods/critic.py", "save_file"): "into a folder that gets its name when it is complete",
     ("methods/frozen.py", "save_file"): "into a folder that gets its name when it is complete",
-    ("methods/ilql.py", "save_file"): "into a folder that gets its name when it is complete",
+    ("methods/perturbed.py", "save_file"): "into a folder that gets its name when it is complete",
     ("policy/policy.py", "save_pretrained"): "into a folder that gets its name when it is complete",
     ("report/plots.py", "savefig"): "into memory",
     ("rewards/containment.py", "open"): "the null device, in the place of a stream that is closed",

@@ -1,4 +1,4 @@
-"""Implicit Q-learning on token sequences: expectile loss, conservative term, bootstrapped targets. Pure functions."""
+"""Implicit Q-learning on token sequences: expectile loss and conservative term. Pure functions."""
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +15,3 @@ def expectile(differences: Tensor, tau: float) -> Tensor:
 def conservative(q: Tensor, actions: Tensor) -> Tensor:
     """(P, V), (P,) -> (P,): logsumexp_a Q(s, a) - Q(s, y). Pushes down the values of actions that the data lack."""
     return F.cross_entropy(q, send(actions, q.device), reduction="none")
-
-
-def bootstrapped(values: Tensor, texts: Tensor, rewards: Tensor, gamma: float) -> Tensor:
-    """(P,) r_t + gamma V(s_{t+1}) at the P positions of several texts, in order: the last one of a text has its reward.
-
-    values: (P,) V(s_t); texts: (P,) the text of each position; rewards: one for each text.
-    """
-    texts = send(texts, values.device)
-    ends = texts != torch.cat([texts[1:], texts.new_full((1,), -1)])
-    following = torch.cat([values[1:], values.new_zeros(1)])
-    return torch.where(ends, rewards.to(values)[texts], gamma * following)

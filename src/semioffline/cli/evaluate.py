@@ -30,7 +30,7 @@ from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.paired import Predictions, paired_changes
 from semioffline.evaluation.results import write_predictions
 from semioffline.experiments.provenance import Provenance
-from semioffline.methods.ilql import restore_heads
+from semioffline.methods.perturbed import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet

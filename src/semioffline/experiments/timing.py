@@ -39,13 +39,19 @@ Tokenised = dict[tuple[object, ...], Examples]
 class StepClock(TrainerCallback):
     """Seconds of each step, including pending work of the device. Stops training when enough steps are timed."""
 
-    def __init__(self, seconds: float, most: float = math.inf) -> None:
-        """seconds: minimum time to measure; most: after these, one step is enough."""
+    def __init__(self, seconds: float, most: float = math.inf, period: int = 1) -> None:
+        """seconds: minimum time to measure; most: after these, one step is enough; period: steps that are timed
+        together, where the first of them samples."""
+        self.period = period
+        self._open: list[float] = []
+        """Seconds of the steps of a period that is not over."""
         self.settled: list[float] = []
-        """Seconds of steps in which no CUDA graph was captured."""
+        """Seconds of a step, in periods in which no CUDA graph was captured."""
         self.recording: list[float] = []
         """Seconds of the others."""
         self.seconds, self.most = seconds, most
+        self.known = 0
+        """Graphs that were captured before the period."""
 
     @staticmethod
     def now() -> float:
@@ -56,12 +62,16 @@ class StepClock(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.known, self.began = recordings(), self.now()
+        self.known, self.began = self.known if self._open else recordings(), self.now()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._open.append(self.now() - self.began)
+        if len(self._open) < self.period:
+            return
         times = self.settled if recordings() == self.known else self.recording
-        times.append(self.now() - self.began)
-        spent = sum(self.settled) + sum(self.recording)
+        times.append(sum(self._open) / self.period)
+        self._open = []
+        spent = (sum(self.settled) + sum(self.recording)) * self.period
         enough = len(self.settled) >= PROBE_WARM + PROBE_TIMED and spent >= self.seconds
         enough = enough or bool(self.settled and spent >= self.most)
         control.should_training_stop = control.should_training_stop or enough
@@ -71,7 +81,7 @@ class StepClock(TrainerCallback):
         the extra seconds of the steps that captured graphs."""
         times = self.settled or self.recording
         step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
-        first = sum(self.recording) - len(self.recording) * step
+        first = (sum(self.recording) - len(self.recording) * step) * self.period
         return Timing(seconds_per_step=step, seconds_recording=max(first, 0.0))
 
 
@@ -99,7 +109,8 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
         trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, rows, callbacks=[console])
         tokenised[same] = trainer.train_dataset
         budget = plan.budget_seconds or 0.0
-        clock = StepClock(min(PROBE_SECONDS, PROBE_SHARE * budget), most=max(PROBE_SECONDS, budget))
+        seconds, most = min(PROBE_SECONDS, PROBE_SHARE * budget), max(PROBE_SECONDS, budget)
+        clock = StepClock(seconds, most, period=max(loaded.repeats, 1))
         trainer.add_callback(clock)
         trainer.remove_callback(Advice)
         trainer.train()

@@ -5,25 +5,24 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from semioffline.algorithm.losses import text_scores
-from semioffline.algorithm.q_learning import bootstrapped, conservative, expectile
+from semioffline.algorithm.proximal import generalized_advantages
+from semioffline.algorithm.q_learning import conservative, expectile
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.mle import masked_target_row, mle_term, target_row
+from semioffline.methods.perturbed import FILE, add_heads, save_heads
 from semioffline.methods.settings import MaskedMLESettings
 from semioffline.policy.heads import QHeads
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import FINITE, NOT_NEGATIVE, SHARE, setting
-
-FILE = "ilql_heads.safetensors"
 
 
 @dataclass
@@ -31,11 +30,12 @@ class IlqlConfig(MaskedMLESettings):
     """Settings of `ilql`."""
 
     method: ClassVar[str] = "ilql"
-    beta: float = setting(8.0, "How much Q - V changes the logits when texts are generated.", "ILQL", FINITE)
+    beta: float = setting(10.0, "How much Q - V changes the logits when texts are generated.", "ILQL", FINITE)
     expectile: float = setting(0.7, "tau of the expectile: V is near the best Q of the data towards 1.", "ILQL", SHARE)
     gamma: float = setting(1.0, "Discount of a reward one token later.", "ILQL", SHARE)
-    conservative_weight: float = setting(0.1, "Weight of the conservative term.", "ILQL", NOT_NEGATIVE)
-    polyak: float = setting(0.05, "Share by which the slow Q moves towards Q in a step.", "ILQL", SHARE)
+    td_lambda: float = setting(0.9, "Targets of Q: 0 from the next V, 1 from the reward of the text.", "ILQL", SHARE)
+    conservative_weight: float = setting(0.01, "Weight of the conservative term.", "ILQL", NOT_NEGATIVE)
+    polyak: float = setting(0.1, "Share by which the slow Q moves towards Q in a step.", "ILQL", SHARE)
     head_learning_rate: float | None = setting(
         None, "Learning rate of the heads; that of the model when not given.", "ILQL", NOT_NEGATIVE
     )
@@ -44,11 +44,12 @@ class IlqlConfig(MaskedMLESettings):
 class Method(BaseMethod[IlqlConfig]):
     """L = L_MLE + L_Q + L_V + conservative_weight * L_C on the ground truth and the candidates, with their rewards:
 
-    L_Q = sum_i (r_t + gamma V(s_{t+1}) - Q_i(s_t, y_t))**2, L_V = expectile(min_i Q'_i(s_t, y_t) - V(s_t)),
+    L_Q = sum_i (G_t - Q_i(s_t, y_t))**2, L_V = expectile(min_i Q'_i(s_t, y_t) - V(s_t)),
     L_C = sum_i logsumexp_a Q_i(s_t, a) - Q_i(s_t, y_t); i = 1, 2; Q' are slow copies. Snell et al. 2023. The last token
-    has the reward. Means over the tokens of a text, the texts of a row, the rows. Texts are generated from
-    log p(a | s_t) + beta (min_i Q'_i(s_t, a) - V(s_t)). Departures: the heads read detached states, so that the model
-    itself is the fine-tuned one, and p has no model of its own; one hidden layer, as wide as the states.
+    has the reward r. G_t = r_t + gamma ((1 - td_lambda) V(s_{t+1}) + td_lambda G_{t+1}); td_lambda = 0 as published.
+    Means over the tokens of a text, the texts of a row, the rows. Texts are generated from log p(a | s_t) + beta
+    (min_i Q'_i(s_t, a) - V(s_t)). Departures: the heads read detached states, so that the model itself is the
+    fine-tuned one, and p has no model of its own; one hidden layer, as wide as the states.
     """
 
     config_class = IlqlConfig
@@ -98,7 +99,10 @@ class Method(BaseMethod[IlqlConfig]):
         for n, (row, found) in enumerate(zip(rows, values[1:], strict=True)):
             text, actions = row.wanted.nonzero()[:, 0], send(row.ids[row.wanted], policy.device)
             v, (q1, q2, slow) = found[:, 0, 0], found[:, 1:].unbind(1)
-            goals = bootstrapped(v.detach(), text, known[:, n].nan_to_num(nan=0.0), config.gamma)
+            wanted, whole = send(row.wanted, policy.device), torch.zeros(row.wanted.shape, device=policy.device)
+            whole[wanted] = v.detach()
+            rewards_now = send(known[:, n].nan_to_num(nan=0.0), policy.device)
+            goals = generalized_advantages(rewards_now, whole, wanted, config.gamma, config.td_lambda).returns[wanted]
             chosen = [q.gather(1, actions[:, None])[:, 0] for q in (q1, q2, slow)]
             losses = {
                 "q": (goals - chosen[0]).square() + (goals - chosen[1]).square(),
@@ -122,29 +126,10 @@ class Method(BaseMethod[IlqlConfig]):
 
     def save(self, folder: Path) -> None:
         if self.heads is not None:
-            weights = {name: t.cpu().contiguous() for name, t in self.heads.state_dict().items()}
-            save_file(weights, folder / FILE, {"beta": str(self.config.beta)})
+            save_heads(self.heads, self.config.beta, folder)
 
     def load(self, folder: Path) -> None:
         if not (folder / FILE).is_file():
             raise UserError(f"{folder} has no {FILE}: it was not saved by ilql; start without resuming")
         if self.heads is not None:
             self.heads.load_state_dict(load_file(folder / FILE))
-
-
-def add_heads(policy: Policy, beta: float) -> QHeads:
-    """Heads on the policy, which from now on change what it generates."""
-    heads = policy.add_value_head(QHeads)
-    if not isinstance(heads, QHeads):
-        raise UserError("ilql does not combine with a method that has a critic: train one of them")
-    policy.generator.perturb(lambda states: beta * heads.advantages(states))
-    return heads
-
-
-def restore_heads(policy: Policy, folder: Path) -> None:
-    """Generate as the method that was saved in a folder, if it was this one."""
-    path = folder / FILE
-    if path.is_file():
-        with safe_open(path, framework="pt") as file:
-            beta = float(file.metadata()["beta"])
-        add_heads(policy, beta).load_state_dict(load_file(path))

@@ -23,6 +23,7 @@ _NOT_METHODS = {
     "kl_penalty",
     "mle",
     "on_policy",
+    "perturbed",
     "registry",
     "rollout",
     "schedule",

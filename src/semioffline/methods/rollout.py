@@ -27,7 +27,7 @@ _PART = "reward/"
 class RolloutSettings(RLSettings):
     """Steps on one batch and its samples."""
 
-    num_iterations: int = setting(4, "Steps in a row on one batch and its samples.", "Rollout", Range(1, 10**4))
+    num_iterations: int = setting(4, "Steps in a row on one batch and its samples.", "Rollout", Range(1, 100))
     epsilon: float = setting(
         0.2, "A token's ratio of new to old probability counts between 1 - this and 1 + this.", "Rollout",
         Range(0, 1, open_low=True),

@@ -1,0 +1,36 @@
+"""Heads that change what a policy generates: attached to it, saved next to it, restored from there."""
+
+from pathlib import Path
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from semioffline.errors import UserError
+from semioffline.policy.heads import QHeads
+from semioffline.policy.policy import Policy
+
+FILE = "ilql_heads.safetensors"
+
+
+def add_heads(policy: Policy, beta: float) -> QHeads:
+    """Heads on the policy, which from now on change what it generates."""
+    heads = policy.add_value_head(QHeads)
+    if not isinstance(heads, QHeads):
+        raise UserError("ilql does not combine with a method that has a critic: train one of them")
+    policy.generator.perturb(lambda states: beta * heads.advantages(states))
+    return heads
+
+
+def restore_heads(policy: Policy, folder: Path) -> None:
+    """Generate as the method that was saved in a folder, if it was this one."""
+    path = folder / FILE
+    if path.is_file():
+        with safe_open(path, framework="pt") as file:
+            beta = float(file.metadata()["beta"])
+        add_heads(policy, beta).load_state_dict(load_file(path))
+
+
+def save_heads(heads: QHeads, beta: float, folder: Path) -> None:
+    """Into a folder of a model, which loads without them."""
+    weights = {name: weight.cpu().contiguous() for name, weight in heads.state_dict().items()}
+    save_file(weights, folder / FILE, {"beta": str(beta)})
