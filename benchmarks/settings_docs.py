@@ -12,7 +12,7 @@ _RANGE = 3
 
 
 class Settings(griffe.Extension):
-    def on_attribute(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
         call = attr.value
         if not isinstance(call, griffe.ExprCall) or str(call.function) != "setting":
             return

@@ -43,8 +43,15 @@ def anchors_of(page: str) -> set[str]:
 
 
 def command_lines(page: str) -> list[str]:
-    lines = [line for block in blocks(page, "") for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if line.startswith("semioffline ")]
+    """The commands of this library, each in one line; those in an unclosed quotation go on in the next."""
+    lines: list[str] = []
+    for block in blocks(page, ""):
+        for line in block.replace("\\\n", " ").splitlines():
+            if lines and lines[-1].startswith("semioffline ") and lines[-1].count("'") % 2:
+                lines[-1] += f" {line}"
+            else:
+                lines.append(line)
+    return [line for line in lines if line.startswith("semioffline ") and "error:" not in line]
 
 
 def check_commands(page: str, least: int = 4) -> None:
