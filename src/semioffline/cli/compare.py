@@ -14,7 +14,7 @@ from semioffline.cli.compare_options import TYPES, CompareOptions, method_config
 from semioffline.cli.options import as_flags, parse, wants_help
 from semioffline.cli.prepare import prepare, seconds_before
 from semioffline.cli.recipes import Recipe
-from semioffline.cli.run_folder import about, open_folder, write_settings
+from semioffline.cli.run_folder import about
 from semioffline.config import MethodConfig
 from semioffline.data.options import ModelOptions
 from semioffline.errors import unknown
@@ -27,6 +27,7 @@ from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
 from semioffline.printing import say
 from semioffline.storage.files import write_atomically
+from semioffline.training.run_folder import open_folder, write_settings
 
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}

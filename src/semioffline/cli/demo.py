@@ -12,7 +12,6 @@ import torch
 
 from semioffline.cli.options import parse
 from semioffline.cli.results import Output, StageResult
-from semioffline.cli.run_folder import open_folder, write_result, write_settings
 from semioffline.config import MethodConfig
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
@@ -24,6 +23,7 @@ from semioffline.scoring.reward_set import check_names
 from semioffline.storage.files import make_folder
 from semioffline.tasks.registry import Task
 from semioffline.training.initial_outputs import BEFORE
+from semioffline.training.run_folder import open_folder, write_result, write_settings
 from semioffline.validation import BATCH, NOT_NEGATIVE, SAMPLES, SEED, STEPS, Options, setting
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.results import EvaluateResult
-from semioffline.cli.run_folder import open_folder, print_metrics, write_result, write_settings
+from semioffline.cli.run_folder import print_metrics
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
@@ -22,6 +22,7 @@ from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import checksum
+from semioffline.training.run_folder import open_folder, write_result, write_settings
 from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SEED, TOKENS, Options, setting
 
 

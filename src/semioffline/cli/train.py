@@ -13,7 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from semioffline.cli.options import parse, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.cli.results import TrainResult
-from semioffline.cli.run_folder import open_folder, print_metrics, settings_of, write_result, write_settings
+from semioffline.cli.run_folder import print_metrics
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, changes, told_in_one_line
@@ -23,6 +23,7 @@ from semioffline.policy.loading import lora_config
 from semioffline.printing import say
 from semioffline.storage.files import read_json
 from semioffline.storage.untrusted import parse_yaml
+from semioffline.training.run_folder import open_folder, settings_of, write_result, write_settings
 from semioffline.validation import BATCH, Options, setting
 
 
