@@ -33,24 +33,3 @@ class EvaluateResult(Record):
     seconds: float
     metrics: dict[str, MetricResult]
     truncation: str
-
-
-@dataclass(frozen=True)
-class Output(Record):
-    """An input and what the model wrote."""
-
-    prompt: str
-    output: str
-
-
-@dataclass(frozen=True)
-class StageResult(Record):
-    """One of the stages that `demo` writes, by method: a model on the held-out records."""
-
-    metrics: dict[str, MetricResult]
-    cost_per_input: dict[str, float]
-    inputs: int
-    """Training inputs."""
-    seconds: float
-    example: Output
-    """The first record."""
