@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from semioffline.cli.bench import BenchOptions
 from semioffline.cli.candidates import CandidateOptions
 from semioffline.cli.compare_options import CompareOptions
-from semioffline.cli.demo import DemoOptions
 from semioffline.cli.evaluate import EvaluateOptions
 from semioffline.cli.train import TrainOptions
 from semioffline.config import TRANSFORMERS, MethodConfig, config_descriptions
 from semioffline.data.options import DataOptions, ModelOptions
+from semioffline.experiments.job_options import JobOptions
 from semioffline.methods.registry import config_class, method_names
 from semioffline.policy.decoding import Decoding
 from semioffline.validation import Description, descriptions
@@ -22,7 +22,7 @@ from semioffline.validation import Description, descriptions
 COMMANDS: dict[str, list[Any]] = {
     "evaluate": [DataOptions, ModelOptions, EvaluateOptions],
     "candidates": [DataOptions, ModelOptions, CandidateOptions],
-    "demo": [DataOptions, ModelOptions, DemoOptions],
+    "run": [DataOptions, ModelOptions, JobOptions],
     "bench": [ModelOptions, BenchOptions],
     "compare": [DataOptions, ModelOptions, CompareOptions],
 }
