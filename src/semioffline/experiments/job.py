@@ -186,9 +186,10 @@ def _some(rows: Dataset, policy: Policy, number: int, prompt: int, completion: i
 def _measure_speed(job: Job, plan: JobPlan, splits: Splits, policy: Policy) -> Speed:
     """Time a few steps of each method, and the decoding of some inputs, with the model that there is now. They change
     its weights: it is thrown away."""
+    lengths = plan.max_prompt_length, plan.max_completion_length
     outputs = time_outputs(
         policy,
-        _some(splits.rows["validation"], policy, plan.eval_batch_size, plan.max_prompt_length, 2),
+        _some(splits.rows["validation"], policy, plan.eval_batch_size, *lengths),
         plan.max_completion_length,
     )
     with tempfile.TemporaryDirectory() as place:
