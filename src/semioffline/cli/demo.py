@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ DEFAULTS |= {"mft_learning_rate": 2e-3, "rl_learning_rate": 1e-3, "rl_weight": 0
 
 def run(argv: list[str]) -> None:
     data, model, options = parse_job("demo", argv, DEFAULTS)
-    options.output_dir = options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    options = replace(options, output_dir=options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     own_task = data.task == "ads"
     if own_task and options.reward == ["click_rate"]:
         say("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")

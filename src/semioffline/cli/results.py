@@ -9,23 +9,6 @@ from semioffline.storage.records import Record
 
 
 @dataclass(frozen=True)
-class TrainResult(Record):
-    """What `train` writes."""
-
-    method: str
-    steps: int
-    seconds: float
-    """Of training, also before a resume."""
-    cost_per_input: dict[str, float]
-    truncation: str
-    metrics: dict[str, MetricResult] | None = None
-    """On the validation split; None: there is none."""
-
-    def to_json(self) -> dict[str, object]:
-        return {name: value for name, value in super().to_json().items() if value is not None}
-
-
-@dataclass(frozen=True)
 class EvaluateResult(Record):
     """What `evaluate` writes."""
 

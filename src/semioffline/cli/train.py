@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,15 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from semioffline.cli.options import parse, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
-from semioffline.cli.results import TrainResult
 from semioffline.cli.run_folder import print_metrics
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, changes, told_in_one_line
-from semioffline.evaluation.results import write_predictions
 from semioffline.methods.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
-from semioffline.storage.files import read_json
 from semioffline.storage.untrusted import parse_yaml
-from semioffline.training.run_folder import open_folder, settings_of, write_result, write_settings
+from semioffline.training.run_folder import open_folder, settings_of
 from semioffline.validation import BATCH, Options, setting
 
 
@@ -90,8 +86,7 @@ def _whole_paths(settings: Recipe) -> Recipe:
 
 
 def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: MethodConfig, folder: Path) -> None:
-    """Train, save folder/model, evaluate on the validation split if there is one, write result.json."""
-    from semioffline.training.initial_outputs import write_initial_outputs
+    """Train, save folder/model, and print what the trainer has written to result.json."""
     from semioffline.training.trainer import SemiOfflineTrainer
 
     if options.resume:
@@ -106,28 +101,12 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
     if needs_reward and not options.reward:
         raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev)
-    if trainer.accelerator.is_main_process:
-        write_settings(folder, data, model, options, args)
-    write_initial_outputs(trainer, folder)
-    started = time.perf_counter()
+    trainer.describe(data, model, options)
     trainer.train(resume_from_checkpoint=options.resume)
-    result = TrainResult(
-        method=args.method,
-        steps=trainer.state.global_step,
-        seconds=time.perf_counter() - started + trainer.run_log.before,
-        cost_per_input=policy.meter.per_input(),
-        truncation=str(trainer.train_dataset.truncation),
-    )
-    if trainer.run_log.found_all and (folder / "result.json").exists():
-        result = replace(result, seconds=read_json(folder / "result.json")["seconds"])
     trainer.save_model(str(folder / "model"))
-    if dev is not None:
-        evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
-        if trainer.accelerator.is_main_process:
-            metrics = evaluation.result(seed=args.seed)
-            result = replace(result, metrics=metrics)
-            write_predictions(folder / "predictions.jsonl", evaluation, trainer.eval_dataset)
-            print_metrics(f"{args.method}: validation", metrics)
-    if trainer.accelerator.is_main_process:
-        write_result(folder, result.to_json())
-        say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
+    result = trainer.result
+    if result is None or not trainer.accelerator.is_main_process:  # --write_result false
+        return
+    if result.metrics is not None:
+        print_metrics(f"{args.method}: validation", result.metrics)
+    say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")

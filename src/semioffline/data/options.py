@@ -45,6 +45,10 @@ class DataOptions(Options):
         super().__post_init__()
         self.model: str | None = None  # that reads the prompts: filled in from ModelOptions
 
+    def read_by(self, model: str | None) -> None:
+        """Say which model reads the prompts: a task may have a form for its kind."""
+        self.model = model
+
     def load_task(self) -> Task:
         return load_task(self.task)
 

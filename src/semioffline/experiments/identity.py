@@ -17,7 +17,7 @@ EVALUATION = (
 """What the reward on validation depends on, next to the weights."""
 _NOT_IN_A_RUN = {
     *("output_dir", "logging_dir", "run_name", "report_to", "disable_tqdm"),
-    *("eval_on_start", "reward_workers"),
+    *("eval_on_start", "reward_workers", "write_result"),
 }
 
 

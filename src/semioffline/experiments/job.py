@@ -107,6 +107,7 @@ def stage_config(job: Job, plan: JobPlan, stage: str, steps: StagePlan, **change
         "eval_metrics": job.metrics,
         "reward_weights": options.reward_weights or None,
         "report_to": "none",
+        "write_result": False,  # of the validation split: the job tests its models
         "use_cpu": job.device == "cpu",
         "bf16": job.device.startswith("cuda"),
     }

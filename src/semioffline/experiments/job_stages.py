@@ -142,9 +142,7 @@ def _add_reward(evaluation: Evaluation, rewards: RewardSet) -> None:
     sums = rewards.add({name: evaluation.values[name] for name in rewards.functions}).tolist()
     parts = zip(rewards.weights, rewards.functions, strict=True)
     said = " + ".join(name if weight == 1 else f"{weight:g}*{name}" for weight, name in parts)
-    evaluation.values = {"reward": sums} | {n: v for n, v in evaluation.values.items() if n != "reward"}
-    evaluation.signatures["reward"] = said
-    evaluation.statistics.pop("reward", None)
+    evaluation.put_first("reward", sums, said)
 
 
 # ---- static targets ----

@@ -78,13 +78,14 @@ def show_result(result: JobResult) -> None:
     inputs = models[0].metrics["reward"].inputs
     ahead = [model.difference for model in models]
     rows = [
-        [f"{result.reward} (reward)", *(f"{model.metrics['reward'].mean:.3f}" for model in models)],
-        ["RL is ahead by", *("" if each is None else f"{each.mean:+.3f}" for each in ahead)],
-        ["  95 % interval", *("" if each is None else f"{each.low:+.3f} to {each.high:+.3f}" for each in ahead)],
+        [f"{result.reward} *", *(f"{model.metrics['reward'].mean:.3f}" for model in models)],
+        ["RL ahead by", *("" if each is None else f"{each.mean:+.3f}" for each in ahead)],
+        ["  95 %: from", *("" if each is None else f"{each.low:+.3f}" for each in ahead)],
+        ["  95 %: to", *("" if each is None else f"{each.high:+.3f}" for each in ahead)],
         ["  p", *("" if each is None else f"{each.p:.3f}" for each in ahead)],
     ]
     shown = [name for name in models[0].metrics if name not in ("reward", result.reward)]
     rows += [[name.replace("_", " "), *(f"{model.metrics[name].mean:.3f}" for model in models)] for name in shown]
     rows.append(["seconds", *(f"{model.seconds:.0f}" for model in models)])
     title = f"{result.title}: {inputs} test inputs"
-    show_table(title, ["", *(model.label for model in models)], rows, note=result.sentence)
+    show_table(title, ["* the reward", *(model.label for model in models)], rows, note=result.sentence)

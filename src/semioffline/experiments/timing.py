@@ -90,7 +90,8 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
     known = known_timings(plan)
     if method not in known:
         folder = plan.folder / "probe" / method
-        args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, eval_on_start=False)
+        off = {"eval_on_start": False, "write_result": False}
+        args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, **off)
         tokenised = {} if tokenised is None else tokenised
         lengths = args.max_prompt_length, args.max_completion_length
         loaded = load_method(args)

@@ -1,4 +1,4 @@
-"""The whole job: from data, a model and a reward to a better model and one table. `semioffline.run` is here."""
+"""The whole job: from data, a model and a reward to a better model and one table."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(
         The result, which result.json of the output_dir holds, too; None for `dry_run=True`.
 
     Example:
-        result = semioffline.run(model="facebook/bart-base", data="data/", reward=my_reward, output_dir="run")
+        result = run(model="facebook/bart-base", data="data/", reward=my_reward, output_dir="run")
         print(result.sentence)
     """
     in_memory = not isinstance(data, (str, Path))
@@ -72,7 +72,7 @@ def run(
     source = DataOptions(task=task, data_dir=None if in_memory else str(data), columns=words)
     named = isinstance(model, (str, Path))
     where = ModelOptions(model=str(model) if named else None, device=device)
-    source.model = where.model
+    source.read_by(where.model)
     defaults = task_defaults(source.load_task())
     rewards = list(reward) if isinstance(reward, (list, tuple)) else [] if reward is None else [reward]
     rewards = rewards or list(defaults["reward"])
@@ -125,7 +125,7 @@ def run_options(
         metrics=list(options.eval_metrics),
         has_form=data.task != "files" or data.prompt_template is not None,
         device=device,
-        about=about or Provenance("semioffline.run(...)", commit(), versions(system=False)),
+        about=about or Provenance("run(...) in Python", commit(), versions(system=False)),
         say=say,
     )
     plan = find_plan(job)

@@ -7,7 +7,8 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,39 @@ import yaml
 
 from semioffline import __version__
 from semioffline.config import MethodConfig
+from semioffline.data.examples import Examples
 from semioffline.errors import UserError
-from semioffline.storage.files import is_unused, lock_folder, open_for_writing, write_atomically
+from semioffline.evaluation.results import MetricResult, write_predictions
+from semioffline.storage.files import is_unused, lock_folder, make_folder, open_for_writing, read_json, write_atomically
+from semioffline.storage.records import Record
+from semioffline.training.initial_outputs import write_initial_outputs
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-RESULT = "result.json"
+    from semioffline.training.trainer import SemiOfflineTrainer
+
+RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
 Versions = Mapping[str, str | int | list[str] | None]
 """Packages and the machine: name -> version, `cores` -> their number, `gpus` -> their names."""
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "sacrebleu", "rapidfuzz", "nltk")
+
+
+@dataclass(frozen=True)
+class TrainResult(Record):
+    """result.json of a run that trains."""
+
+    method: str
+    steps: int
+    seconds: float
+    """Of training, also before a resume."""
+    cost_per_input: dict[str, float]
+    truncation: str
+    metrics: dict[str, MetricResult] | None = None
+    """On the validation split; None: there is none."""
+
+    def to_json(self) -> dict[str, object]:
+        return {name: value for name, value in super().to_json().items() if value is not None}
 
 
 def versions(system: bool = True) -> Versions:
@@ -78,3 +102,33 @@ def settings_of(*options: DataclassInstance) -> dict[str, object]:
 
 def write_result(folder: Path, result: Mapping[str, object]) -> None:
     write_atomically(folder / RESULT, json.dumps(result, indent=1))
+
+
+def write_inputs(trainer: SemiOfflineTrainer, folder: Path, described: Sequence[DataclassInstance]) -> None:
+    """Before training: settings and versions, and what the initial checkpoint writes for the validation split."""
+    if trainer.accelerator.is_main_process:
+        make_folder(folder)
+        write_settings(folder, *described, trainer.args)
+    write_initial_outputs(trainer, folder)
+
+
+def write_outputs(trainer: SemiOfflineTrainer, folder: Path, seconds: float) -> TrainResult:
+    """After training: predictions.jsonl of the validation split, if there is one, and result.json. The seconds of a
+    run that was complete before stay. seconds: of training, also before a resume."""
+    result = TrainResult(
+        method=trainer.args.method,
+        steps=trainer.state.global_step,
+        seconds=seconds,
+        cost_per_input=trainer.policy.meter.per_input(),
+        truncation=str(trainer.train_dataset.truncation),
+    )
+    if trainer.run_log.found_all and (folder / RESULT).exists():
+        result = replace(result, seconds=read_json(folder / RESULT)["seconds"])
+    if isinstance(trainer.eval_dataset, Examples):
+        evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
+        result = replace(result, metrics=evaluation.result(seed=trainer.args.seed))
+        if trainer.accelerator.is_main_process:
+            write_predictions(folder / PREDICTIONS, evaluation, trainer.eval_dataset)
+    if trainer.accelerator.is_main_process:
+        write_result(folder, result.to_json())
+    return result

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import DynamoBackend, gather_object
@@ -39,8 +39,12 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
+from semioffline.training.run_folder import TrainResult, write_inputs, write_outputs
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class NonFiniteLoss(UserError):
@@ -117,6 +121,13 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
+        self.result: TrainResult | None = None
+        """What result.json holds, after `train`."""
+        self._described: tuple[DataclassInstance, ...] = ()
+
+    def describe(self, *options: DataclassInstance) -> None:
+        """What else config.yaml holds: where data and model come from, for one."""
+        self._described = options
 
     def _set_up_acceleration(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -350,8 +361,15 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
+        folder, writes = Path(str(self.args.output_dir)), self.args.write_result
+        if writes:
+            write_inputs(self, folder, self._described)
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        started = time.perf_counter()
+        done = super().train(resume_from_checkpoint, *args, **kwargs)
+        seconds = time.perf_counter() - started + self.run_log.before
+        self.result = write_outputs(self, folder, seconds) if writes else None
+        return done
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""
