@@ -207,7 +207,7 @@ def time_both(job: Job, plan: JobPlan, rows: Dataset, policy: Policy, target: st
     own |= {"disable_tqdm": True, "train_sampling_strategy": "random", "learning_rate": 0.0}
     seconds = []
     for stage, more in ((MFT, {}), (RL, {"static_target": target})):
-        args = stage_config(job, plan, stage, StagePlan(6, 0.0, 1), **own, **more)
+        args = stage_config(job, plan, stage, StagePlan(5, 0.0, 1), **own, **more)
         seconds.append(time_steps(policy, job.rewards, args, rows))
     free_memory()
     return seconds[0], seconds[1]
