@@ -73,7 +73,7 @@ def interval(difference: Difference) -> str:
 
 
 def show_result(result: JobResult) -> None:
-    """The table, with a column for each model, and the sentence below it."""
+    """The table, with a column for each model."""
     models = list(result.models.values())
     inputs = models[0].metrics["reward"].inputs
     ahead = [model.difference for model in models]
@@ -88,4 +88,4 @@ def show_result(result: JobResult) -> None:
     rows += [[name.replace("_", " "), *(f"{model.metrics[name].mean:.3f}" for model in models)] for name in shown]
     rows.append(["seconds", *(f"{model.seconds:.0f}" for model in models)])
     title = f"{result.title}: {inputs} test inputs"
-    show_table(title, ["* the reward", *(model.label for model in models)], rows, note=result.sentence)
+    show_table(title, ["* the reward", *(model.label for model in models)], rows)
