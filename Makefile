@@ -1,5 +1,5 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
-# make campaign: all faults and bad inputs that a part of is in make test.
+# make campaign: all faults and bad inputs that a part of is in make test; docs/reliability.json is their table.
 # make tables: fill the tables of README.md and docs from the JSON results that they name.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +15,7 @@ test: .venv/ready lint types
 		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none; }
 
 campaign: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m campaign tests/campaign
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m campaign --campaign-json docs/reliability.json tests/campaign
 
 tables: .venv/ready
 	$(BIN)/python -m benchmarks.pages README.md docs

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ RUNS: dict[str, str] = {
     "brio": f"brio {CANDIDATES}",
     "self_critic": "self_critic --rl_weight 1",
     "actor_critic": "actor_critic --rl_weight 1 --temperature 0.8",
+    "actor_critic-reward": "actor_critic --rl_weight 1 --critic_role reward --critic_learning_rate 0.01",
+    "grpo": f"grpo {DRAWS} --rl_weight 1 --num_iterations 2",
+    "ppo": "ppo --rl_weight 1 --num_iterations 2 --critic_warmup_steps 1",
+    "ilql": f"ilql {CANDIDATES}",
+    "kl": f"semi_offline {DRAWS} --rl_weight 1 --kl_weight 1",
     "avg": f"avg {DRAWS} --rl_weight 1 --top_p 0.9",
     "avg-loo": f"avg {DRAWS} --baseline leave_one_out --loss_scale sequence",
     "brio+semi_offline": f"brio+semi_offline {CANDIDATES} {DRAWS} --rl_weight 1",
@@ -177,23 +183,26 @@ def _build_model(kind: str) -> Any:
 
 def compare(before: Path, after: Path) -> int:
     """Print what differs; 0 when nothing does."""
-    different, compared = 0, 0
+    counts = {"compared": 0, "differ": 0, "only before": 0, "only after": 0}
     for run in sorted(path.parent for path in before.glob("*/done")):
         old, new = dict(_values(run)), dict(_values(after / run.name))
         old = {_renamed(key): value for key, value in old.items()}
         if run.name.partition("-")[2] in RENAMED_RUNS:  # the method's name is another one, too
             old.pop("result.json method", None)
             new.pop("result.json method", None)
-        compared += len(old)
-        wrong = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-        different += len(wrong)
+        both = old.keys() & new.keys()
+        wrong = sorted(key for key in both if old[key] != new[key])
+        counts["compared"] += len(both)
+        counts["differ"] += len(wrong)
+        counts["only before"] += len(old) - len(both)
+        counts["only after"] += len(new) - len(both)
         for key in wrong[:5]:
-            print(f"{run.name}: {key}: {old.get(key)} before, {new.get(key)} after")
+            print(f"{run.name}: {key}: {old[key]} before, {new[key]} after")
         if len(wrong) > 5:
             print(f"{run.name}: and {len(wrong) - 5} more")
     runs = len(list(before.glob("*/done")))
-    print(f"{runs} runs, {compared} values compared, {different} differ")
-    return 1 if different or not compared else 0
+    print(f"{runs} runs, values: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    return 1 if sum(counts.values()) > counts["compared"] or not counts["compared"] else 0
 
 
 def _renamed(key: str) -> str:
@@ -206,8 +215,12 @@ def _values(run: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
         if path.name in ("metrics.jsonl", "predictions.jsonl", "candidates.jsonl"):
-            for n, line in enumerate(path.read_text().splitlines()):
-                yield from _flat(json.loads(line), f"{name}:{n}")
+            lines: Counter[str] = Counter()
+            for line in path.read_text().splitlines():
+                row = json.loads(line)
+                step = f"step {row['step']}," if "step" in row else "line"
+                yield from _flat(row, f"{name}:{step} {lines[step]}")
+                lines[step] += 1
         elif path.name in ("result.json", "comparison.json", "gold.json"):
             yield from _flat(json.loads(path.read_text()), name)
         elif path.suffix == ".safetensors":

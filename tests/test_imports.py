@@ -82,6 +82,9 @@ MAY_SET = {
     # sacrebleu: what its signature says about references
     "rewards/bleu.py": {"self._metric.num_refs"},
     "rewards/chrf.py": {"self._metric.num_refs"},
+    # what a user's function may do to the process: it is put back, and an early end counts as an error
+    "cli/process.py": {"os.*"},
+    "rewards/containment.py": {"sys.stdout", "sys.stderr"},
     # a decorator of the same file
     "rewards/surface.py": {"function.signature"},
 }

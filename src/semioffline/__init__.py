@@ -9,12 +9,21 @@ if TYPE_CHECKING:
     from semioffline.methods.ablations import AblationsConfig
     from semioffline.methods.actor_critic import ActorCriticConfig
     from semioffline.methods.avg import AvgConfig
+    from semioffline.methods.best_of_n import BestOfNConfig
     from semioffline.methods.brio import BrioConfig
+    from semioffline.methods.dpo import DPOConfig
+    from semioffline.methods.erpo import ERPOConfig
     from semioffline.methods.ft import FTConfig
     from semioffline.methods.gold import GoldConfig
+    from semioffline.methods.grpo import GrpoConfig
+    from semioffline.methods.ilql import IlqlConfig
     from semioffline.methods.mft import MFTConfig
+    from semioffline.methods.ppo import PpoConfig
+    from semioffline.methods.raml import RAMLConfig
+    from semioffline.methods.scheduled_sampling import ScheduledSamplingConfig
     from semioffline.methods.self_critic import SelfCriticConfig
     from semioffline.methods.semi_offline import SemiOfflineConfig
+    from semioffline.methods.spg import SPGConfig
     from semioffline.policy.policy import Policy
     from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -27,12 +36,21 @@ _HOME = {
     "AblationsConfig": "methods.ablations",
     "ActorCriticConfig": "methods.actor_critic",
     "AvgConfig": "methods.avg",
+    "BestOfNConfig": "methods.best_of_n",
     "BrioConfig": "methods.brio",
+    "DPOConfig": "methods.dpo",
+    "ERPOConfig": "methods.erpo",
     "FTConfig": "methods.ft",
     "GoldConfig": "methods.gold",
+    "GrpoConfig": "methods.grpo",
+    "IlqlConfig": "methods.ilql",
     "MFTConfig": "methods.mft",
     "MethodConfig": "config",
     "Policy": "policy.policy",
+    "RAMLConfig": "methods.raml",
+    "SPGConfig": "methods.spg",
+    "ScheduledSamplingConfig": "methods.scheduled_sampling",
+    "PpoConfig": "methods.ppo",
     "SelfCriticConfig": "methods.self_critic",
     "SemiOfflineConfig": "methods.semi_offline",
     "SemiOfflineTrainer": "training.trainer",
@@ -42,12 +60,21 @@ __all__ = [
     "AblationsConfig",
     "ActorCriticConfig",
     "AvgConfig",
+    "BestOfNConfig",
     "BrioConfig",
+    "DPOConfig",
+    "ERPOConfig",
     "FTConfig",
     "GoldConfig",
+    "GrpoConfig",
+    "IlqlConfig",
     "MFTConfig",
     "MethodConfig",
     "Policy",
+    "PpoConfig",
+    "RAMLConfig",
+    "SPGConfig",
+    "ScheduledSamplingConfig",
     "SelfCriticConfig",
     "SemiOfflineConfig",
     "SemiOfflineTrainer",

@@ -93,7 +93,8 @@ class MethodConfig(TrainingArguments):
     )
     reward_timeout: float | None = setting(
         None,
-        "Seconds that one call of a reward function may take in training; no limit when not given.",
+        "Seconds that one call of a reward function may take; no limit when not given. An evaluation scores all "
+        "outputs in one call, and has this time for each training batch in them.",
         "Reward",
         SECONDS,
         free=True,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 _ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -25,8 +27,15 @@ def one_line(text: object) -> str:
 def say(text: object = "", error: bool = False) -> None:
     """Print a text as it is: no markup is read in it, and nothing in it acts on the terminal."""
     stream = sys.stderr if error else sys.stdout
-    try:
+    with _naming(stream):
         print(plain(text), file=stream, flush=True)
+
+
+@contextmanager
+def _naming(stream: object) -> Iterator[None]:
+    """An error says which stream could not be written, as others say which file."""
+    try:
+        yield
     except OSError as problem:
         problem.filename = getattr(stream, "name", "<output>")
         raise
@@ -47,7 +56,8 @@ def show_table(
         table.add_row(*(Text(one_line(cell)) for cell in row))
     console = Console(highlight=False)
     console.width = max(width, console.width)
-    console.print(table)
+    with _naming(sys.stdout):
+        console.print(table)
 
 
 def markdown_text(text: object) -> str:
@@ -73,8 +83,22 @@ def markdown_code(text: object) -> str:
     return f"{marks} {told} {marks}"
 
 
+def fill_descriptors() -> None:
+    """Give standard streams that are closed to the null device: else the next file that is opened takes the number, and
+    what a library prints lands in it."""
+    for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, mode)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+
+
 def prepare_streams() -> None:
     """Characters that a terminal's encoding does not have are printed as \\u2013 instead of ending the command."""
+    fill_descriptors()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -104,6 +104,16 @@ def test_every_result_in_docs_is_shown_on_a_page():
     assert {path.resolve() for path in (DOCS / "results").glob("*.json")} <= shown
 
 
+def test_the_table_of_a_campaign_has_a_line_for_each_fault_and_their_sum():
+    row = {"what": "train: killed | at random", "tried": 1200, "handled": 1199, "lost": 1, "hung": 0}
+    made = {"rows": [row, row | {"what": "signals"}], "date": "2026-11-19", "seconds": 3600}
+    text = pages.RENDERERS["campaign"](made | {"about": comparison()["about"]}, Path())
+    assert "| train: killed \\| at random | 1,200 | 1,199 | 1 | 0 |" in text
+    assert "| **all** | 2,400 | 2,398 | 2 | 0 |" in text
+    for part in ("2026-11-19, 60 minutes", "commit abc"):
+        assert part in text
+
+
 # ---- claims ----
 
 

@@ -16,8 +16,11 @@ def test_what_a_page_must_not_do_is_noted(visitor, tmp_path, kind):
     path = tmp_path / "page.html"
     path.write_text(PAGES[kind])
     page = visitor.open(path)
-    page.wait_for_timeout(100)
-    assert {problem.partition(":")[0] for problem in visitor.problems} >= {kind}
+    for _ in range(100):  # a busy machine opens a window late
+        if kind in (noted := {problem.partition(":")[0] for problem in visitor.problems}):
+            break
+        page.wait_for_timeout(50)
+    assert kind in noted
 
 
 def test_a_page_that_does_nothing_else_has_no_problem(open_page, tmp_path):

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from semioffline.cli.bench import BenchOptions
-from semioffline.cli.candidates import CandidateOptions
+from semioffline import cli
 from semioffline.cli.compare_options import CompareOptions
-from semioffline.cli.evaluate import EvaluateOptions
 from semioffline.cli.train import TrainOptions
 from semioffline.config import TRANSFORMERS, MethodConfig, config_descriptions
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.experiments.job_options import JobOptions
 from semioffline.methods.registry import config_class, method_names
 from semioffline.policy.decoding import Decoding
-from semioffline.validation import Description, descriptions
+from semioffline.validation import Description, Options, descriptions
 
-COMMANDS: dict[str, list[Any]] = {
-    "evaluate": [DataOptions, ModelOptions, EvaluateOptions],
-    "candidates": [DataOptions, ModelOptions, CandidateOptions],
-    "run": [DataOptions, ModelOptions, JobOptions],
-    "bench": [ModelOptions, BenchOptions],
-    "compare": [DataOptions, ModelOptions, CompareOptions],
-}
+
+def _options_of(command: str) -> list[Any]:
+    """The options that a command reads: those in its file. `train` adds those of a method."""
+    found = vars(importlib.import_module(f"semioffline.cli.{command}")).values()
+    return [one for one in found if isinstance(one, type) and issubclass(one, Options) and one is not Options]
+
+
+COMMANDS: dict[str, list[Any]] = {name: _options_of(name) for name in cli.COMMANDS if name != "train"}
+COMMANDS["compare"] = [DataOptions, ModelOptions, CompareOptions]
+COMMANDS["run"] = COMMANDS["demo"] = [DataOptions, ModelOptions, JobOptions]
 WITH: dict[str, dict[str, Any]] = {
     "bf16": {"use_cpu": True},
     "draw_end": {"eos_after": 1},
@@ -34,6 +36,13 @@ WITH: dict[str, dict[str, Any]] = {
     "save_strategy": {"metric_for_best_model": "reward"},
 }
 """What else must be set for a setting to be accepted."""
+WITH_OF_METHOD: dict[tuple[str, str], dict[str, Any]] = {
+    ("ablations", "eos_after"): {"observation": "no_mask"},
+    ("ablations", "draw_end"): {"observation": "no_mask"},
+    ("erpo", "top_k"): {"edit_share": 0.0},
+    ("erpo", "top_p"): {"edit_share": 0.0},
+}
+"""The same for one method alone."""
 SAMPLED = {name: {"do_sample": True} for name in ("temperature", "top_p", "top_k", "num_return_sequences")}
 DECODING: dict[str, dict[str, Any]] = SAMPLED | {
     "diversity_penalty": {"num_beams": 2, "num_beam_groups": 2},

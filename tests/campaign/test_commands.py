@@ -16,6 +16,7 @@ import pytest
 from tests.integration.toy import build_rows, save_model
 
 import semioffline
+from campaign.conftest import Tally
 from semioffline.cli import main
 
 TRAIN = "--model model --train_file good.jsonl --output_dir OUT --reward rewards.py:ok --device cpu --max_steps 1 "
@@ -71,7 +72,7 @@ LINES: list[tuple[str, str]] = [
     ("train mft --seed", "--seed"),
     ("train mft --seed 1 2", "'2' is not an option"),
     (f"train semi_offline {TRAIN} stray", "'stray' is not an option"),
-    (f"train semi_offline {TRAIN} --config", "--config needs the path"),
+    (f"train semi_offline {TRAIN} --config", "--config needs the name or the path"),
     (f"train semi_offline {TRAIN} --config a --config b", "--config is given twice"),
     (f"train semi_offline {TRAIN} --config empty", "cannot read the recipe empty: Is a directory"),
     (f"train semi_offline {TRAIN} --config loop", "cannot read the recipe loop: Too many levels"),
@@ -112,7 +113,7 @@ LINES: list[tuple[str, str]] = [
     (f"candidates {DATA} --reward rewards.py:ok --num_candidates 3 --num_beam_groups 2", "num_beam_groups=2"),
     (f"{COMPARE} --settings {{", "--settings is not JSON"),
     (f"{COMPARE} --settings " + "[" * 9000, "--settings is not JSON"),
-    (f"{COMPARE} --settings " + '{"ft":{},"ft":{}}', "--settings has 'ft' twice"),
+    (f"{COMPARE} --settings " + '{"ft":{},"ft":{}}', "--settings is not JSON: the key 'ft' occurs twice"),
     (f"{COMPARE} --settings " + '{"ft":{"learning_rate":null}}', "learning_rate=None of ft must be a finite number"),
     (f"{COMPARE} --settings " + '{"ft":{"label_smoothing_factor":[1]}}', "label_smoothing_factor=[1] of ft must be"),
     (f"{COMPARE} --settings " + '{"ft":{"seeds":[4294967296]}}', "the seeds of ft"),
@@ -142,14 +143,15 @@ def test_a_wrong_command_line_is_told_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tally: Tally,
 ) -> None:
     monkeypatch.chdir(inputs)
     code = main(line.replace("OUT", str(tmp_path / "out")).split())
     err = capsys.readouterr().err
-    assert code == 2
-    [told] = [text for text in err.splitlines() if text.startswith("semioffline: error: ")]
-    assert part in told
-    assert "Traceback" not in err
+    told = [text for text in err.splitlines() if text.startswith("semioffline: error: ")]
+    good = code == 2 and len(told) == 1 and part in told[0] and "Traceback" not in err
+    tally("wrong command lines", "handled" if good else "lost")
+    assert good, (code, err[-1000:])
     assert not (inputs / "owned").exists()
 
 
@@ -214,6 +216,61 @@ def test_ctrl_c_ends_training_with_one_line_and_exit_code_130(inputs: Path, tmp_
     assert "Traceback" not in err
 
 
+SURROUNDINGS: dict[str, str] = {
+    # what a shell does around a command, which is "$@"
+    "no HOME": 'unset HOME; "$@"',
+    "a HOME that is not there": 'HOME=/nonexistent "$@"',
+    "an empty environment": 'env -i PYTHONPATH="$PYTHONPATH" "$@"',
+    "a dumb terminal of one column": 'TERM=dumb COLUMNS=1 "$@"',
+    "a terminal of nonsense": 'TERM= COLUMNS=x LINES=y "$@"',
+    "an unknown locale": 'LC_ALL=xx_YY "$@"',
+    "no PATH": 'PATH= "$@"',
+    "no folder for temporary files": 'TMPDIR=/nonexistent "$@"',
+    "stdin closed": '"$@" <&-',
+    "stdout closed": '"$@" >&-',
+    "stderr closed": '"$@" 2>&-',
+    "all closed": '"$@" <&- >&- 2>&-',
+    "few open files": 'ulimit -n 32; "$@"',
+    "warnings are errors": 'PYTHONWARNINGS=error "$@"',
+}
+REFUSED_SURROUNDINGS: dict[str, tuple[str, str]] = {
+    # and what the line must say
+    "a RANK that is no number": ('RANK=x "$@"', "RANK='x' must be a whole number"),
+    "small files only": ('ulimit -f 1; "$@"', "File too large"),
+    "a folder that is gone": ('mkdir gone; cd gone; rmdir ../gone; "$@"', "No such file or directory"),
+    "a full disk behind stdout": ('"$@" >/dev/full', "<stdout>: No space left on device"),
+}
+
+
+def run_in_shell(line: str, inputs: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = f"evaluate --model {inputs / 'model'} --test_file {inputs / 'good.jsonl'} --device cpu --metrics rouge1"
+    command = [sys.executable, "-m", "semioffline", *words.split(), "--output_dir", str(folder / "out")]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(semioffline.__file__).parents[1])}
+    return subprocess.run(
+        ["bash", "-c", line, "bash", *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=180
+    )
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_surroundings_that_a_command_does_not_need(name: str, inputs: Path, tmp_path: Path, tally: Tally) -> None:
+    ended = run_in_shell(SURROUNDINGS[name], inputs, tmp_path)
+    good = ended.returncode == 0 and (tmp_path / "out/result.json").exists()
+    tally("odd surroundings", "handled" if good else "lost")
+    assert good, ended.stderr[-1000:]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", REFUSED_SURROUNDINGS)
+def test_surroundings_in_which_a_command_cannot_work(name: str, inputs: Path, tmp_path: Path, tally: Tally) -> None:
+    line, part = REFUSED_SURROUNDINGS[name]
+    ended = run_in_shell(line, inputs, tmp_path)
+    told = [text for text in ended.stderr.splitlines() if "semioffline: error: " in text]
+    good = ended.returncode == 2 and len(told) == 1 and part in told[0] and "Traceback" not in ended.stderr
+    tally("odd surroundings", "handled" if good else "lost")
+    assert good, (ended.returncode, ended.stderr[-1000:])
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Any:
     """A folder with room for 128 kB, where the tests may mount one."""
@@ -236,6 +293,7 @@ def test_a_full_disk_is_one_line_with_the_path(
     small_disk: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tally: Tally,
 ) -> None:
     """Whatever is written first: the settings, a checkpoint, the log, predictions."""
     monkeypatch.chdir(inputs)
@@ -252,8 +310,8 @@ def test_a_full_disk_is_one_line_with_the_path(
     if code == 0:
         assert kilobytes <= 100, "there was no room for this"
         return
-    assert code == 2
-    [told] = [text for text in err.splitlines() if text.startswith("semioffline: error: ")]
-    assert str(small_disk) in told
-    assert "No space left on device" in told or "disk full" in told
-    assert "Traceback" not in err
+    told = [text for text in err.splitlines() if text.startswith("semioffline: error: ")]
+    good = code == 2 and len(told) == 1 and str(small_disk) in told[0] and "Traceback" not in err
+    good = good and ("No space left on device" in told[0] or "disk full" in told[0])
+    tally("a disk with little space", "handled" if good else "lost")
+    assert good, (code, err[-1000:])

@@ -189,6 +189,31 @@ def test_kills_at_random_moments(name: str, seed: int, undisturbed: Any, tmp_pat
     assert not problem
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_process_that_is_stopped_for_a_while_goes_on(
+    name: str, seed: int, undisturbed: Any, tmp_path: Path, tally: Tally
+) -> None:
+    """SIGSTOP and SIGCONT, as Ctrl-Z and fg in a shell."""
+    one, folder = undisturbed(name), tmp_path / "run"
+    moments = random.Random(f"{SEED} stop {name} {seed}")
+    process = start_process(faults.run, one.command.argv(folder), str(tmp_path / "output"))
+    for _ in range(3):
+        process.join(moments.uniform(0, one.seconds / 3))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(0.5)
+            os.kill(process.pid, signal.SIGCONT)
+    process.join(PATIENCE)
+    hung = process.is_alive()
+    process.kill()
+    process.join()
+    same = process.exitcode == 0 and one.command.result(folder) == one.result
+    tally(f"{name}: stopped and continued", "hung" if hung else "handled" if same else "lost")
+    assert same, (tmp_path / "output").read_text()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """kB -> a file system of this size, which grows when it is asked for another one."""

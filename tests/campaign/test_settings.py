@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import random
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -15,12 +17,15 @@ from tests.campaign.inputs import (
     COMMANDS,
     DECODING,
     WITH,
+    WITH_OF_METHOD,
     Case,
     command_cases,
     promised,
     python_cases,
 )
 
+from campaign.conftest import Tally
+from campaign.processes import run_command
 from semioffline.cli import main
 from semioffline.cli.options import parse
 from semioffline.cli.train import TrainOptions
@@ -33,6 +38,8 @@ from semioffline.policy.policy import Policy
 from semioffline.validation import show
 
 SAMPLE, SEED = 75, 20
+REAL, PARTS = 200, 10
+"""Inputs that are tried in processes of their own, and in how many tests."""
 PYTHON, COMMAND = python_cases(), command_cases()
 
 
@@ -64,8 +71,8 @@ def make(case: Case) -> None:
 
 
 def _with(case: Case) -> dict[str, Any]:
-    eos = {"eos_after": {"observation": "no_mask"}, "draw_end": {"observation": "no_mask"}}
-    return (WITH.get(case.name, {}) if case.allowed else {}) | (eos.get(case.name, {}) if "ablat" in case.where else {})
+    method = case.where.split()[-1]
+    return (WITH.get(case.name, {}) if case.allowed else {}) | WITH_OF_METHOD.get((method, case.name), {})
 
 
 def _decoding(case: Case) -> dict[str, Any]:
@@ -123,6 +130,25 @@ def _parse(case: Case, flags: list[str]) -> None:
         parse(command, COMMANDS[command], flags)
 
 
+SLOW = 20.0
+"""Seconds after which an input counts as hung."""
+
+
+def outcomes(what: str, cases: list[Case], problem: Callable[[Case], str | None], tally: Tally) -> str:
+    """What is wrong, over all cases."""
+    counts: Counter[str] = Counter()
+    problems: list[tuple[Case, str | None]] = []
+    for case in cases:
+        began = time.monotonic()
+        told = problem(case)
+        hung = time.monotonic() - began > SLOW
+        problems.append((case, "takes long" if hung else told))
+        counts["hung" if hung else "lost" if told else "handled"] += 1
+    for outcome, number in counts.items():
+        tally(what, outcome, number)
+    return told_of(problems)
+
+
 def told_of(problems: list[tuple[Case, str | None]]) -> str:
     return "\n".join(f"{c.where} {c.name}={show(c.value)} {told}" for c, told in problems if told)
 
@@ -152,13 +178,35 @@ def test_a_sample_of_inputs_on_the_command_line_ends_as_described(capsys: pytest
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("cases", by_setting(PYTHON))
-def test_every_input_in_python_ends_as_described(cases: list[Case]) -> None:
-    assert not told_of([(case, problem_in_python(case)) for case in cases])
+def test_every_input_in_python_ends_as_described(cases: list[Case], tally: Tally) -> None:
+    assert not outcomes("settings in Python", cases, problem_in_python, tally)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("cases", by_setting(COMMAND))
 def test_every_input_on_the_command_line_ends_as_described(
-    cases: list[Case], capsys: pytest.CaptureFixture[str]
+    cases: list[Case], capsys: pytest.CaptureFixture[str], tally: Tally
 ) -> None:
-    assert not told_of([(case, problem_on_the_command_line(case, lambda: capsys.readouterr().err)) for case in cases])
+    def problem(case: Case) -> str | None:
+        return problem_on_the_command_line(case, lambda: capsys.readouterr().err)
+
+    assert not outcomes("settings on the command line", cases, problem, tally)
+
+
+REFUSED = [case for case in COMMAND if not case.allowed and "\0" not in str(case.value)]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("part", range(PARTS))
+def test_inputs_in_real_processes_end_as_described(part: int, tmp_path: Path, tally: Tally) -> None:
+    """What is refused is refused in time, and without a model in sight."""
+
+    def problem(case: Case) -> str | None:
+        words = [*case.where.split(), f"--{case.name}={case.value}"]
+        ended = run_command(words, tmp_path, tmp_path / "output", SLOW)
+        if ended.code != 2 or len(ended.errors) != 1 or "Traceback" in ended.printed:
+            return f"ends with code {ended.code} and {ended.printed[-500:]}"
+        return _problem_of(case, ended.errors[0])
+
+    cases = random.Random(f"{SEED} {part}").sample(REFUSED, REAL // PARTS)
+    assert not outcomes("settings in real processes", cases, problem, tally)

@@ -15,6 +15,7 @@ from datasets import Dataset
 from steps_worker import CASES, ROWS, WRONG
 from toy import WITH_T5, build_rows, build_uneven_rows, train, weights
 
+from semioffline import SemiOfflineTrainer
 from semioffline.algorithm.randomness import Randomness
 
 WHOLE = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
@@ -55,16 +56,72 @@ def test_accumulation_does_not_change_the_step(kind: str, rows: Dataset, tmp_pat
         {"loss_scale": "sequence", "baseline": "leave_one_out", "scale_rewards": True},
         {"mask_unit": "word", "label_smoothing_factor": 0.1, "temperature": 0.7, "top_p": 0.9},
         {"method": "mft"},
+        {"method": "scheduled_sampling", "teacher_forcing_end": 0.2},
+        {"method": "erpo", "max_completion_length": 16},
+        {"method": "raml"},
+        {"method": "spg", "max_completion_length": 16},
         {"method": "avg", "max_completion_length": 16, "top_p": 0.9},
         {"method": "self_critic", "max_completion_length": 16},
         {"method": "actor_critic", "max_completion_length": 16},
+        {"method": "actor_critic", "max_completion_length": 16, "critic_role": "reward", "critic_learning_rate": 0.3},
+        {"method": "grpo", "max_completion_length": 16, "num_iterations": 2},
+        {"method": "ppo", "max_completion_length": 16, "num_iterations": 2, "critic_warmup_steps": 1},
+        {"kl_weight": 2.0},
     ],
-    ids=["sequence", "word", "mft", "avg", "self_critic", "actor_critic"],
+    ids=[
+        "sequence",
+        "word",
+        "mft",
+        "scheduled_sampling",
+        "erpo",
+        "raml",
+        "spg",
+        "avg",
+        "self_critic",
+        "actor_critic",
+        "critic_reward",
+        "grpo",
+        "ppo",
+        "kl",
+    ],
 )
 def test_settings_keep_it(settings: dict, tmp_path: Path) -> None:
     rows = build_uneven_rows(16)
     whole = weights(train(tmp_path / "whole", rows=rows, max_steps=2, **WHOLE, **settings))
     assert largest_error(weights(train(tmp_path / "cut", rows=rows, max_steps=2, **CUTS[0], **settings)), whole) <= 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "dpo", "dpo_pairs": "all"}, {"method": "dpo"}, {"method": "best_of_n"}]
+)
+def test_methods_of_candidates_keep_it(settings: dict, tmp_path: Path) -> None:
+    """Rows with different numbers of candidates, some of which are as good as each other."""
+    rows = build_uneven_rows(16).to_list()
+    for n, row in enumerate(rows):
+        words = row["completion"].split()
+        row["candidates"] = [" ".join(words[k:] or words) + " today" * k for k in range(1 + n % 4)]
+        row["candidate_rewards"] = [1.0 - 0.3 * (k // 2) for k in range(len(row["candidates"]))]
+    settings = settings | {"rows": Dataset.from_list(rows), "max_steps": 2}
+    whole = weights(train(tmp_path / "whole", **WHOLE, **settings))
+    assert largest_error(weights(train(tmp_path / "cut", **CUTS[0], **settings)), whole) <= 1
+
+
+def test_candidates_keep_it(tmp_path: Path) -> None:
+    """ilql learns from rows with different numbers of candidates; its slow copies move once a step."""
+    rows = build_uneven_rows(16).to_list()
+    for n, row in enumerate(rows):
+        words = row["completion"].split()
+        row["candidates"] = [" ".join(words[start:] or words) for start in range(1 + n % 3)]
+        row["candidate_rewards"] = [0.1 * n - 0.2 * start for start in range(1 + n % 3)]
+    settings = {"rows": Dataset.from_list(rows), "method": "ilql", "polyak": 0.5, "learning_rate": 0.05}
+    whole = weights_of_all(train(tmp_path / "whole", **WHOLE, **settings, max_steps=2))
+    for cut in CUTS:
+        assert largest_error(weights_of_all(train(tmp_path / "cut", **cut, **settings, max_steps=2)), whole) <= 1
+
+
+def weights_of_all(trainer: SemiOfflineTrainer) -> dict[str, torch.Tensor]:
+    """With those of the heads."""
+    return {name: value.detach().clone() for name, value in trainer.policy.state_dict().items()}
 
 
 def test_random_static_targets_keep_it(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from datasets import Dataset
 from toy import KINDS, build_model, build_uneven_rows, read_by, read_log, train, weights
 
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
-QUICK = {"max_steps": 2, "num_samples": 2, "max_completion_length": 8}
+METHODS += ["dpo", "best_of_n", "scheduled_sampling", "erpo", "raml", "spg"]
+METHODS += ["grpo", "ppo", "ilql"]
+QUICK = {"max_steps": 2, "num_iterations": 2, "num_samples": 2, "max_completion_length": 8}
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.tasks import ads
+from semioffline.training.own_rates import set_own_rates
 
 
 def total(output: StepOutput, batch: Batch) -> torch.Tensor:
@@ -38,6 +39,7 @@ def train(
     collate = Collator(policy.tokens.pad_id)
     method.prepare(policy, examples)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
+    set_own_rates(optimizer, method.own_rates())
     outputs = []
     for step in range(steps):
         chosen = torch.randint(len(examples), (batch_size,), generator=torch.Generator().manual_seed(step))
@@ -91,3 +93,18 @@ def learnt(_learnt: Policy) -> Policy:
 @pytest.fixture
 def ads_examples(ads_rows: Dataset, learnt: Policy) -> Examples:
     return Examples(ads_rows, learnt, 32, 32, progress=False)
+
+
+@pytest.fixture(scope="session")
+def ranked() -> Any:
+    """ranked(policy, rows, number=4) -> rows whose candidates are the completions of other rows, rated by the clicks
+    that they would get here; every second row has one less."""
+
+    def build(policy: Policy, rows: Dataset, number: int = 4) -> Examples:
+        made = rows.to_list()
+        for n, row in enumerate(made):
+            row["candidates"] = [made[(n + 7 * k) % len(made)]["completion"] for k in range(number - n % 2)]
+            row["candidate_rewards"] = ads.click_rate(row["candidates"], [row["category"]] * len(row["candidates"]))
+        return Examples(Dataset.from_list(made), policy, 40, 40, progress=False, with_candidates=True)
+
+    return build

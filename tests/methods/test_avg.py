@@ -200,6 +200,11 @@ def test_it_finds_the_reward(learnt, ads_examples, settings, short_training, sam
         ("gold", "gold_floor", 2.0),
         ("gold", "gold_reward", "q"),
         ("actor_critic", "critic_weight", -1),
+        ("actor_critic", "critic_role", "judge"),
+        ("grpo", "epsilon", 0.0),
+        ("ppo", "num_iterations", 0),
+        ("ilql", "expectile", 1.5),
+        ("semi_offline", "kl_weight", -0.1),
     ],
 )
 def test_wrong_settings_are_told(settings, method, name, value):

@@ -4,28 +4,17 @@ import math
 
 import pytest
 import torch
-from datasets import Dataset
 
 from semioffline.algorithm.losses import ranking
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
-from semioffline.data.examples import Collator, Examples
+from semioffline.data.examples import Collator
 from semioffline.errors import UserError
 from semioffline.methods.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
-from semioffline.tasks import ads
 
 NAN = math.nan
-
-
-def ranked(policy, rows, number=4):
-    """Rows whose candidates are the completions of other rows, rated by the clicks that they would get here."""
-    rows = rows.to_list()
-    for n, row in enumerate(rows):
-        row["candidates"] = [rows[(n + 7 * k) % len(rows)]["completion"] for k in range(number - n % 2)]
-        row["candidate_rewards"] = ads.click_rate(row["candidates"], [row["category"]] * len(row["candidates"]))
-    return Examples(Dataset.from_list(rows), policy, 40, 40, progress=False, with_candidates=True)
 
 
 def test_the_ranking_loss_by_hand():
@@ -57,7 +46,7 @@ def test_ties_make_no_pair_and_count_in_the_distance_of_others():
 
 
 @pytest.mark.parametrize("kind", ["bart", "llama"])
-def test_the_loss_is_what_a_loop_over_pairs_gives(tiny_policy, tiny_data, settings, kind):
+def test_the_loss_is_what_a_loop_over_pairs_gives(ranked, tiny_policy, tiny_data, settings, kind):
     policy = tiny_policy(kind)
     examples = ranked(policy, tiny_data)
     batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(3)])
@@ -83,7 +72,7 @@ def test_the_loss_is_what_a_loop_over_pairs_gives(tiny_policy, tiny_data, settin
     assert found["ranking"].weight == args.ranking_weight
 
 
-def test_it_costs_a_row_for_each_candidate(tiny_policy, tiny_data, settings):
+def test_it_costs_a_row_for_each_candidate(ranked, tiny_policy, tiny_data, settings):
     policy = tiny_policy("bart")
     examples = ranked(policy, tiny_data)
     batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(4)])
@@ -99,7 +88,7 @@ def test_a_batch_without_candidates_is_refused(tiny_policy, tiny_batch, settings
         load_method(settings("brio")).step(policy, tiny_batch(policy), Scorer(policy, RewardSet([])), Randomness(0, 0))
 
 
-def test_it_learns_the_ranking(learnt, ads_rows, settings, short_training):
+def test_it_learns_the_ranking(ranked, learnt, ads_rows, settings, short_training):
     examples = ranked(learnt, ads_rows.select(range(48)))
     outputs = short_training(learnt, load_method(settings("brio")), examples, steps=30, lr=1e-3)
     right = [output.metrics["pairs_right"] for output in outputs]

@@ -80,6 +80,16 @@ def test_costs_add_up(tiny_policy, tiny_data, settings):
     assert (cost["forward_passes"], cost["mle_rows"], cost["calls"]) == (2 + 1, 2, 2 / 4)
 
 
+@pytest.mark.parametrize("name", ["gold", "dpo", "best_of_n"])
+def test_what_has_no_mle_term_takes_that_of_mft(tiny_policy, tiny_data, settings, name):
+    policy = tiny_policy("bart")
+    examples, batch = batch_for(policy, tiny_data)
+    found = {term.name: term.total for term in run(policy, examples, batch, settings(f"{name}+mft"))[1].terms}
+    assert set(found) == {name, "mle"}
+    [alone] = run(policy, examples, batch, settings("mft"))[1].terms
+    assert torch.allclose(found["mle"], alone.total)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -98,7 +108,10 @@ def test_what_cannot_be_combined_is_told_in_one_line(settings, name, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["actor_critic", "gold+brio", "avg+semi_offline", "self_critic", "gold+semi_offline"])
+@pytest.mark.parametrize(
+    "name",
+    ["actor_critic", "gold+brio", "avg+semi_offline", "self_critic", "gold+semi_offline", "dpo+mft", "best_of_n+brio"],
+)
 def test_the_trainer_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings, tmp_path, name):
     """Four steps, or two and, from the checkpoint, two more: the same weights, critic and start rewards included."""
     rows = tiny_data.to_list()
@@ -128,4 +141,5 @@ def test_the_trainer_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings,
     assert all("cost/forward_passes" in entry for entry in log)
     fine_tuning = [key for key in log[0] if key.startswith("loss/") and key.endswith("mle")]
     assert len(fine_tuning) == 1
+    assert ("loss/dpo" in log[0]) == ("dpo" in name)
     assert ("loss/gold" in log[0]) == ("gold" in name)

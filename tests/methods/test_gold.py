@@ -76,7 +76,7 @@ def test_rewards_have_a_lower_bound(tiny_policy, tiny_data, settings, reward, fl
     batch = Collator(policy.tokens.pad_id)([examples[n] for n in (5, 2)])
     found = method._returns(batch)
     for b, example in enumerate((5, 2)):
-        log_q = [*method.start_log_p[example].tolist(), 0.0]
+        log_q = [*method.initial.values[example].tolist(), 0.0]
         rewards = [max(floor, math.exp(v) if reward == "s" else v + 4.0) for v in log_q]
         expected = [(now + then) / 2 for now, then in zip(rewards, rewards[1:])]
         assert found[b, : len(expected)].tolist() == pytest.approx(expected, rel=1e-5)
@@ -88,7 +88,7 @@ def test_the_delta_reward_is_one_and_needs_no_start_model(tiny_policy, tiny_data
     policy = tiny_policy("bart")
     args = settings("gold", gold_reward="delta", gold_horizon=3, gold_discount=0.5, gold_reward_floor=0.2)
     method, examples = prepared(policy, tiny_data, args)
-    assert not method.start_log_p
+    assert not method.initial.values
     batch = Collator(policy.tokens.pad_id)([examples[n] for n in range(4)])
     target = batch.target
     [logits] = policy.predict(batch.source, [Row(target.ids, target.keep_mask, target.keep_mask)])
@@ -141,8 +141,8 @@ def test_it_raises_the_probability_of_what_the_start_model_likes(learnt, ads_exa
 
     method.prepare(learnt, ads_examples)
     before = objective()
-    kept = list(method.start_log_p)
+    kept = list(method.initial.values)
     method.prepare = lambda *args: None  # the rewards of the start model, for both measurements
     short_training(learnt, method, ads_examples, steps=25, lr=1e-3)
-    assert method.start_log_p == kept
+    assert method.initial.values == kept
     assert objective() > before + 0.01

@@ -125,3 +125,18 @@ def test_targets_after_different_prompts_keep_their_order_and_length(policy: Pol
 def test_byte_level_tokenizers_need_no_context(name: str, end: str) -> None:
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=KINDS[name]())
     assert context_of(tokenizer, end) == NO_CONTEXT
+
+
+@pytest.mark.parametrize("prompt", ["name: zorvia", "write: ", "write:\n", ""])
+def test_offsets_are_places_in_the_target(policy: Policy, prompt: str) -> None:
+    """Whatever stands before it while it is tokenised: a token's characters are what it is decoded to."""
+    text = "meet the zorvia, a bold lamps"
+    [target] = policy.tokens.encode_targets([f" {text}\n"], [prompt], 64, with_offsets=True)
+    [plain] = policy.tokens.encode_targets([text], [prompt], 64)
+    assert (target.ids, target.words) == (plain.ids, plain.words)
+    assert len(target.offsets) == len(target.ids)
+    assert not plain.offsets
+    pieces = [policy.tokens.decode([[token]])[0] for token in target.ids[:-1]]
+    covered = [text[start:end].strip() for start, end in target.offsets[:-1]]
+    assert covered == pieces
+    assert "".join(covered) == text.replace(" ", "")

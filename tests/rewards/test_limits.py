@@ -1,14 +1,20 @@
 """A limit on the time of a reward, and another try."""
 
 import asyncio
+import contextlib
 import json
+import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
+import torch
 
 from semioffline.errors import UserError
 from semioffline.rewards.contract import reward_name
@@ -55,6 +61,100 @@ def test_a_reward_that_hangs_is_left_behind():
 def test_a_coroutine_that_hangs_is_cancelled():
     with pytest.raises(TimeoutError, match=r"no answer after 0\.1 s"):
         asyncio.run(time_limit(later, 0.1)(seconds=20, **COLUMNS))
+
+
+def test_a_coroutine_s_own_timeout_is_not_reported_as_the_limit():
+    async def slow_service(completions, **kwargs):
+        raise TimeoutError("the service is slow")
+
+    with pytest.raises(TimeoutError, match="the service is slow"):
+        asyncio.run(time_limit(slow_service, 5)(**COLUMNS))
+
+
+async def blocks(completions, **kwargs):
+    time.sleep(3)
+
+
+async def refuses_to_be_cancelled(completions, **kwargs):
+    for _ in range(8):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.5)
+
+
+async def stops_its_loop(completions, **kwargs):
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(60)
+
+
+async def exits_in_a_task(completions, **kwargs):
+    task = asyncio.create_task(exits(completions))
+    await asyncio.sleep(60)
+    await task
+
+
+async def exits(completions, **kwargs):
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (blocks, r"'blocks' raised TimeoutError: no answer after 0.2 s \(reward_timeout\)"),
+        (refuses_to_be_cancelled, "'refuses_to_be_cancelled' raised TimeoutError: no answer after 0.2 s"),
+        (stops_its_loop, "'stops_its_loop' has stopped the event loop"),
+        (exits_in_a_task, "'exits_in_a_task' has stopped the event loop"),
+        (exits, "'exits' raised SystemExit: 0"),
+    ],
+)
+def test_the_limit_holds_whatever_a_coroutine_does_to_its_loop(function, says):
+    """Among others, it is the one that is named; and the next call has a loop that runs."""
+
+    async def well(completions, **kwargs):
+        return quick(completions)
+
+    started = time.monotonic()
+    with pytest.raises(UserError, match=says):
+        RewardSet([well, function], timeout=0.2)(COLUMNS)
+    assert time.monotonic() - started < 5
+    assert RewardSet([well, later], timeout=20)(COLUMNS)[0] == [2, 6]
+
+
+def test_a_function_that_exits_is_an_error_also_without_a_limit():
+    def leaves(completions, **kwargs):
+        raise SystemExit(0)
+
+    for timeout in (None, 5):
+        with pytest.raises(UserError, match="'leaves' raised SystemExit: 0"):
+            RewardSet(leaves, timeout=timeout)(COLUMNS)
+
+
+def test_a_function_that_holds_the_interpreter_is_ended_with_the_process():
+    code = """
+import re
+from semioffline.rewards import limits
+limits.LAST = limits.GRACE = 0.3
+limits.TimeLimit(lambda **columns: re.match("(a|aa)+$", "a" * 200 + "b"), 0.3)()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "Timeout" in ended.stderr
+
+
+def test_what_a_function_does_to_the_process_is_undone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = os.getpid()
+
+    def rude(completions, **kwargs):
+        os.chdir("/")
+        os.environ["FORKED"] = str(os.fork() == 0)  # the child must not come back
+        torch.set_grad_enabled(False)
+        return quick(completions)
+
+    assert RewardSet(rude)(COLUMNS)[0] == [1, 3]
+    assert os.getpid() == process
+    assert Path.cwd() == tmp_path
+    assert torch.is_grad_enabled()
+    assert os.wait()[1] != 0
 
 
 def test_errors_and_names_pass_through():

@@ -523,6 +523,25 @@ def test_a_worker_that_dies_stops_nothing(policy, tiny_batch, caplog, who):
     wait_for_the_end_of([dealer, *workers])
 
 
+@pytest.mark.parametrize("who", ["worker", "dealer", "everyone"])
+def test_a_worker_that_is_stopped_is_ended_after_the_time_limit(policy, tiny_batch, caplog, who):
+    """SIGSTOP: it keeps no time limit itself. The samples are then scored in this process."""
+    batch = tiny_batch(policy, 4)
+    scorer = Scorer(policy, RewardSet("rouge", timeout=1), workers=2)
+    expected = scorer(samples_of(batch, 15), batch).rewards
+    dealer = shared_pool(2).dealer.processes[0].pid
+    everyone = [dealer, *two_workers_of(dealer)]
+    for pid in {"worker": everyone[1:2], "dealer": [dealer], "everyone": everyone}[who]:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
+    assert time.monotonic() - began < 10
+    assert "scoring in this process" in caplog.text
+    wait_for_the_end_of(everyone)
+    assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
+
+
 def wait_for_the_end_of(processes):
     deadline = time.monotonic() + 20
     while any(_runs(pid) for pid in processes) and time.monotonic() < deadline:
@@ -552,12 +571,14 @@ def test_a_message_that_ends_in_the_middle_is_none():
         assert read_message(io.BytesIO(message[:end])) is None
 
 
-def test_workers_end_when_their_parent_is_killed():
-    code = (
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    """A script without a main guard: the workers do not run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(
         "from semioffline.scoring.pool import shared_pool\nimport time\n"
         "print(shared_pool(2).dealer.processes[0].pid, flush=True)\ntime.sleep(60)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     dealer = int(parent.stdout.readline())
     workers = two_workers_of(dealer)
     parent.kill()

@@ -35,10 +35,12 @@ WRITERS |= {"save_file", "save_to_json", "save_to_disk", "write_table", "savetxt
 ALLOWED = {
     ("cli/__init__.py", "open"): "the null device, when a pipe is closed",
     ("experiments/comparison.py", "open"): "log.txt: what a process prints is added to it",
-    ("methods/actor_critic.py", "save_file"): "into a folder that gets its name when it is complete",
-    ("methods/gold.py", "save_file"): "into a folder that gets its name when it is complete",
+    ("methods/critic.py", "save_file"): "into a folder that gets its name when it is complete",
+    ("methods/frozen.py", "save_file"): "into a folder that gets its name when it is complete",
+    ("methods/ilql.py", "save_file"): "into a folder that gets its name when it is complete",
     ("policy/policy.py", "save_pretrained"): "into a folder that gets its name when it is complete",
     ("report/plots.py", "savefig"): "into memory",
+    ("rewards/containment.py", "open"): "the null device, in the place of a stream that is closed",
     ("training/checkpoints.py", "save_to_json"): "into a folder that gets its name when it is complete",
     ("training/run_log.py", "write_table"): "into memory",
 }

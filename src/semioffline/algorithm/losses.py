@@ -13,6 +13,7 @@ from semioffline.algorithm.tensors import send
 
 Baseline = Literal["mean", "leave_one_out"]
 LossScale = Literal["token", "sequence"]
+PreferenceLoss = Literal["sigmoid", "ipo"]
 
 
 def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -133,6 +134,12 @@ def token_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
     return -F.cross_entropy(logits.float(), send(tokens, logits.device), reduction="none")
 
 
+def kl_divergence(logits: Tensor, reference: Tensor) -> Tensor:
+    """(N, V), (N, V) -> (N,): KL(p || p_0) = sum_v p(v) (log p(v) - log p_0(v)) at each of N positions, in nats."""
+    log_p, log_q = logits.float().log_softmax(1), reference.float().log_softmax(1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
 def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) -> Tensor:
     """f(y) = sum_t v_t / |y|**alpha for each of `number` texts (BRIO's score where v_t = log p, appendix D).
 
@@ -155,6 +162,36 @@ def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
     pairs = (rewards[:, :, None] > rewards[:, None, :]) & (gaps > 0)
     hinge = (scores[:, None, :] - scores[:, :, None] + gaps * margin).clamp(min=0)
     return torch.where(pairs, hinge, 0.0).sum()
+
+
+def preference(ratios: Tensor, pairs: Tensor, beta: float, loss: PreferenceLoss = "sigmoid") -> Tensor:
+    """DPO's loss: a mean over the pairs of each row, summed over rows. A row without a pair adds 0.
+
+    sigmoid: -log sigmoid(beta * (h_i - h_j)), Rafailov et al. 2023, equation 7. ipo: (h_i - h_j - 1 / (2 beta))**2,
+    Azar et al. 2023, equation 17.
+
+    Args:
+        ratios: (B, n) h = log p / p_0 of n texts.
+        pairs: (B, n, n) True at [b, i, j] where text i of row b is preferred to text j.
+    """
+    gaps = ratios[:, :, None] - ratios[:, None, :]
+    losses = -F.logsigmoid(beta * gaps) if loss == "sigmoid" else (gaps - 1.0 / (2.0 * beta)).square()
+    return (torch.where(pairs, losses, 0.0).sum((1, 2)) / pairs.sum((1, 2)).clamp(min=1)).sum()
+
+
+def target_weights(log_p: Tensor, rewards: Tensor, log_proposal: Tensor, alpha: float, beta: float) -> Tensor:
+    """(B, K) self-normalised importance weights of K texts for the target q ∝ exp((alpha log p + R) / (alpha + beta)).
+
+    w_k = q(y_k) / proposal(y_k), divided by the row's sum; no gradient. q maximises E_q[R] - alpha KL(q || p) +
+    beta H(q): Tan et al. 2019, equations 4 and 5. Texts without a reward (NaN) have the weight 0.
+
+    Args:
+        log_p, rewards, log_proposal: (B, K) log-probabilities under the policy, rewards, and log-probabilities with
+            which the texts were drawn.
+    """
+    scores = (alpha * log_p.detach() + rewards) / (alpha + beta) - log_proposal
+    weights = scores.masked_fill(rewards.isnan(), -torch.inf).softmax(1)
+    return weights.nan_to_num(nan=0.0)  # a row without any reward
 
 
 def reward_to_go(rewards: Tensor, horizon: int, discount: float, after_end: float) -> Tensor:

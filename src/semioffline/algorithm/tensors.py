@@ -85,6 +85,10 @@ class Text(_Movable):
         return self.keep_mask.sum(1).tolist()
 
 
+Rollout = dict[str, Tensor]
+"""What a method has made of a micro-batch and uses again while the batch is repeated: samples, rewards, ..."""
+
+
 @dataclass
 class Batch(_Movable):
     """One micro-batch: the source, the ground truth, one static target a row, and the columns for the rewards."""
@@ -102,6 +106,8 @@ class Batch(_Movable):
     """(B * N, T) all candidates, best first, N rows for each input, for methods that need them."""
     candidate_rewards: Tensor | None = None
     """(B, N), NaN where a row has fewer candidates (its first one fills the place)."""
+    rollout: Rollout | None = None
+    """Made by the method when the batch came up; only for methods that repeat batches."""
 
     def __len__(self) -> int:
         return len(self.index)

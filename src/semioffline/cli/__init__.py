@@ -10,6 +10,7 @@ import select
 import sys
 from typing import IO
 
+from semioffline.cli.process import count_early_end_as_error, end_soon
 from semioffline.cli.recipes import announce_code, take_recipe
 from semioffline.errors import UserError, unknown
 from semioffline.printing import one_line, plain, prepare_streams, say
@@ -22,6 +23,8 @@ COMMANDS = {
     "candidates": "generate, score and sort static targets",
     "evaluate": "decode a test set and score it, with confidence intervals",
     "compare": "train several methods from one start for the same budget, and print one table",
+    "report": "write one HTML page about runs: semioffline report RUN [RUN ...]",
+    "rate": "blind human ratings of outputs: semioffline rate RUN_A RUN_B ...",
     "recipes": "list the recipes that ship, for --config NAME",
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
@@ -52,8 +55,19 @@ class _PlainFormatter(logging.Formatter):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Errors meant for the user are one line on stderr and exit code 2, and so are those of the operating system."""
-    argv = sys.argv[1:] if argv is None else argv
+    """Errors meant for the user are one line on stderr and exit code 2, and so are those of the operating system.
+
+    argv: None in a process of its own, which ends with this command.
+    """
+    if argv is not None:
+        return _guarded(argv)
+    count_early_end_as_error()
+    code = _guarded(sys.argv[1:])
+    end_soon(code)
+    return code
+
+
+def _guarded(argv: list[str]) -> int:
     prepare_streams()
     try:
         return _told(argv)
@@ -109,7 +123,12 @@ def _end_bars() -> None:
 
 def _refuse(message: str) -> int:
     _end_bars()
-    say(f"semioffline: error: {one_line(message)}", error=True)
+    try:
+        say(f"semioffline: error: {one_line(message)}", error=True)
+    except BrokenPipeError:
+        raise
+    except OSError:  # stderr is on a full disk, too
+        pass
     return 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 
 from semioffline.bench.results import BenchPlan, BenchResult, CaseResult
@@ -17,7 +16,7 @@ from semioffline.printing import say
 from semioffline.scoring.reward_set import check_names
 from semioffline.storage.files import write_atomically
 from semioffline.tasks.reading.kinds import model_kind
-from semioffline.training.run_folder import open_folder
+from semioffline.training.run_folder import open_folder, process_rank
 from semioffline.validation import BATCH, BEAMS, PROCESSES, SAMPLES, Options, Range, setting
 
 SMALL: Recipe = {
@@ -102,7 +101,7 @@ def run(argv: list[str]) -> None:
     def keep(rows: list[CaseResult]) -> None:
         write_atomically(folder / "bench.json", json.dumps(BenchResult(made, plan, rows).to_json(), indent=1))
 
-    if int(os.environ.get("RANK", "0")) > 0:  # several processes measure together; the first one tells
+    if process_rank() > 0:  # several processes measure together; the first one tells
         measure_all(plan, lambda text: None, lambda rows: None)
         return
     rows = measure_all(plan, say, keep)

@@ -24,6 +24,7 @@ from semioffline.validation import (
     BEAMS,
     NOT_NEGATIVE,
     PENALTY,
+    SECONDS,
     SEED,
     STEPS,
     TEMPERATURE,
@@ -61,6 +62,9 @@ class CandidateOptions(Options):
     )
     batch_size: int = setting(16, "Inputs decoded at a time.", allowed=BATCH)
     shard_size: int = setting(256, "Inputs in one shard: what a stopped run loses at most.", allowed=STEPS)
+    reward_timeout: float | None = setting(
+        None, "Seconds that one call of a reward function may take; no limit when not given.", allowed=SECONDS
+    )
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
     seed: int = setting(0, "Seed of the sampling.", allowed=SEED)
 
@@ -99,7 +103,7 @@ def run(argv: list[str]) -> None:
         raise UserError("candidates are sorted by a reward: give --reward (a name, file.py:function or model:NAME)")
     device = model.checked_device()
     options.decoding(2)  # refuse bad settings before anything is loaded
-    rewards = RewardSet(options.reward, device=device)
+    rewards = RewardSet(options.reward, device=device, timeout=options.reward_timeout)
     source = data.source(options.seed)
     rows, stored = task.load(source, options.split), task.load(replace(source, raw=True), options.split)
     folder = open_folder(options.output_dir, resume=True)
@@ -115,7 +119,7 @@ def run(argv: list[str]) -> None:
     )
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
-    not_theirs = ("output_dir", "device", "shard_size", "batch_size", "cuda_graphs")
+    not_theirs = ("output_dir", "device", "shard_size", "batch_size", "cuda_graphs", "reward_timeout")
     settings = data.made_with() | asdict(model) | asdict(options)
     settings = {k: v for k, v in settings.items() if k not in not_theirs}
     path = write_candidates(

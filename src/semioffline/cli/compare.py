@@ -21,6 +21,7 @@ from semioffline.errors import unknown
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.other_comparisons import labelled_folders
 from semioffline.experiments.plan import START, Plan
+from semioffline.experiments.provenance import ABOUT, write_about
 from semioffline.experiments.results import Comparison
 from semioffline.experiments.runs import run_one
 from semioffline.experiments.summary import summarise
@@ -91,8 +92,12 @@ def run(argv: list[str]) -> None:
     if options.only is not None and not table_only:
         method, _, seed = options.only.rpartition(":")
         return run_one(plan, method, int(seed))
-    _write(summarise(plan) if table_only else compare(plan, say), folder)
+    result = summarise(plan) if table_only else compare(plan, say)
     write_settings(folder, data, model, options, args)
+    splits = {} if table_only else {"train": plan.rows, "validation": plan.dev, "test": plan.test}
+    if splits or not (folder / ABOUT).exists():
+        write_about(folder, plan.about, (data, model, options, args), splits)
+    _write(result, folder)
 
 
 def _seeds(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, list[int]]:
@@ -114,12 +119,14 @@ def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
 
 def _write(result: Comparison, folder: Path) -> None:
     from semioffline.report import plots, table
+    from semioffline.report.page import write_report
 
     write_atomically(folder / "comparison.json", json.dumps(result.to_json(), indent=1))
     write_atomically(folder / "comparison.md", table.markdown(result))
     table.show(result)
     plots.draw(result, folder)
     say(f"comparison.json, comparison.md and plots in {folder}")
+    say(f"Report: {write_report([folder])}")
 
 
 def _check_only(only: str | None, seeds: dict[str, list[int]]) -> None:

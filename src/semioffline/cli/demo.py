@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from semioffline.cli.recipes import Recipe
-from semioffline.cli.run import parse_job
-from semioffline.cli.run_folder import about
+from semioffline.cli.run import parse_job, run_and_report
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_results import MFT, JobResult
 from semioffline.experiments.job_results import RESULT as RL
-from semioffline.experiments.whole_job import run_options
 from semioffline.policy.policy import Policy
 from semioffline.printing import one_line, say
 from semioffline.storage.files import read_log
@@ -30,7 +26,6 @@ DEFAULTS |= {"mft_learning_rate": 2e-3, "rl_learning_rate": 1e-3, "rl_weight": 0
 
 def run(argv: list[str]) -> None:
     data, model, options = parse_job("demo", argv, DEFAULTS)
-    options = replace(options, output_dir=options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     own_task = data.task == "ads"
     if own_task and options.reward == ["click_rate"]:
         say("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
@@ -43,19 +38,19 @@ def run(argv: list[str]) -> None:
         return tiny_policy(options.seed, adapter)
 
     load = build if model.model is None else None
-    result = run_options(data, model, options, list(options.reward), load=load, about=about("demo", argv))
+    result, folder = run_and_report("demo", argv, data, model, options, load)
     if result is not None and own_task and options.reward == ["click_rate"]:
-        _print_check(data, options, result)
+        _print_check(data, options, result, folder)
 
 
-def _print_check(data: DataOptions, options: JobOptions, result: JobResult) -> None:
+def _print_check(data: DataOptions, options: JobOptions, result: JobResult, folder: Path) -> None:
     """An output of both models; and that the synthetic task is not rigged: ignoring the record buys nothing."""
     from semioffline.tasks.ads import best_single_wording
 
     test = data.load_task().load(data.source(options.seed), "test")
     for name in (MFT, RL):
         if name in result.models:
-            [first, *_] = read_log(Path(str(options.output_dir)) / name / "predictions.jsonl")
+            [first, *_] = read_log(folder / name / "predictions.jsonl")
             say(f"{result.models[name].label:>15}: {one_line(first['prediction'])}")
     if MFT in result.models:
         before, after = (result.models[name].metrics["reward"].mean for name in (MFT, RL))

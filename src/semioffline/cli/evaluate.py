@@ -9,7 +9,7 @@ from typing import get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.results import EvaluateResult
-from semioffline.cli.run_folder import print_metrics
+from semioffline.cli.run_folder import about, print_metrics
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
@@ -18,12 +18,14 @@ from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.results import write_predictions
+from semioffline.experiments.provenance import write_about
+from semioffline.methods.ilql import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import checksum
 from semioffline.training.run_folder import open_folder, write_result, write_settings
-from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SEED, TOKENS, Options, setting
+from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS, SEED, TOKENS, Options, setting
 
 
 @dataclass
@@ -43,13 +45,16 @@ class EvaluateOptions(Options):
     length_penalty: float = setting(1.0, "Exponent on the length in beam search.", allowed=PENALTY)
     no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.", allowed=NOT_NEGATIVE)
     min_new_tokens: int = setting(0, "Shortest output in tokens.", allowed=NOT_NEGATIVE)
+    reward_timeout: float | None = setting(
+        None, "Seconds that one call of a metric may take; no limit when not given.", allowed=SECONDS
+    )
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
     seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.", allowed=SEED)
 
 
 SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
 """What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
-_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics")
+_NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout")
 
 
 def _checksum(model: str | None) -> dict[str, int]:
@@ -68,6 +73,7 @@ def run(argv: list[str]) -> None:
     path = Path(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = open_folder(path, resume=(path / SETTINGS).exists())
     policy = model.load().to(device)
+    restore_heads(policy, Path(str(model.model)))
     if options.cuda_graphs:
         policy.generator.replay_decoding()
     lengths = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens")
@@ -85,8 +91,11 @@ def run(argv: list[str]) -> None:
     own = {"model_checksum": _checksum(model.model), DIGEST: digest_rows(examples)}
     check_settings(folder / SETTINGS, settings | own, "outputs", begun=bool(before))
     write_settings(folder, data, model, options)
+    write_about(folder, about("evaluate", argv), (data, model, options), {options.split: rows})
     started = time.perf_counter()
-    evaluation = evaluate(policy, examples, options.metrics, decoding, options.batch_size, kept=kept)
+    evaluation = evaluate(
+        policy, examples, options.metrics, decoding, options.batch_size, kept=kept, timeout=options.reward_timeout
+    )
     metrics = evaluation.result(seed=options.seed)
     write_predictions(folder / "predictions.jsonl", evaluation, examples)
     seconds += time.perf_counter() - started

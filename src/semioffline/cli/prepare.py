@@ -195,7 +195,7 @@ def _with_candidates(
     limits = text_limits(policy, args)
     examples = Examples(rows, policy, *limits, args.truncation_side)
     decoding = options.sampling(limits[1])
-    rewards = RewardSet(options.reward, args.reward_weights, device=device)
+    rewards = RewardSet(options.reward, args.reward_weights, device=device, timeout=args.reward_timeout)
     where = (folder / "candidates", _made_with(data, options, args), args.per_device_eval_batch_size, 1024, args.seed)
     half = torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16))  # as training decodes
     begun = where[0].exists()  # then nobody knows how long it took in all

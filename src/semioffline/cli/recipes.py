@@ -5,6 +5,7 @@ Read before torch is loaded, which takes seconds. `semioffline recipes` lists th
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ Recipe = dict[str, object]
 SHIPPED = Path(__file__).parents[1] / "recipes"
 LARGEST = 100_000
 """Bytes of a recipe."""
-CODE = ("reward", "metrics", "eval_metrics")
-"""Settings that may name Python code to run: file.py:function or module:function."""
+CODE = ("reward", "metrics", "eval_metrics", "mask_where")
+"""Settings that may name Python code to run: file.py:function or module:function (mask_where: only the former)."""
 NOT_CODE = (*FAMILIES, "length_penalty")
 
 
@@ -46,7 +47,7 @@ def recipe_names() -> list[str]:
 def find_recipe(given: str) -> Path:
     """The file that `--config` names: a file, or else a recipe that ships, by name. Where both are there, the file."""
     path = Path(given)
-    if path.exists():
+    if os.path.lexists(path):  # also what cannot be opened: reading it says why
         return path
     if given in recipe_names():
         return SHIPPED / f"{given}.yaml"
@@ -119,6 +120,7 @@ def _code_in(recipe: Recipe) -> list[str]:
             found += _code_in(value)
         elif key in CODE:
             words = [str(word) for word in (value if isinstance(value, list) else [value])]
+            words = [word for word in words if key != "mask_where" or _is_in_file(word)]
             found += [word for word in words if ":" in word and word.partition(":")[0] not in NOT_CODE]
     return found
 

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from semioffline.evaluation.results import MetricResult
-from semioffline.experiments.provenance import Provenance, commit
+from semioffline.evaluation.scale import shown_value
+from semioffline.experiments.provenance import SHOWN, Provenance, commit
 from semioffline.printing import show_table
 from semioffline.training.run_folder import versions
 
-_SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": ""}
-_SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test_file", "--reward"), "")
-"""Flags whose paths are shown by their last name, and what stands before it."""
 _INSIDE = ("model", "start", "candidates", "candidates.jsonl")
 """Names inside a run folder: they say nothing without the folder's own."""
 
@@ -25,8 +23,8 @@ def shown_command(command: str, argv: list[str]) -> str:
     for word in (part for given in argv for part in (given.split("=", 1) if given.startswith("--") else [given])):
         flag = word if word.startswith("--") else flag
         label, is_labelled, folder = word.partition("=") if flag == "--beside" else ("", "", word)
-        if flag in _SHOWN and "/" in folder:
-            word = f"{label}{is_labelled}{_last_name(Path(folder), _SHOWN[flag])}"
+        if flag in SHOWN and "/" in folder:
+            word = f"{label}{is_labelled}{_last_name(Path(folder), SHOWN[flag])}"
         words.append(f"'{word}'" if any(c in word for c in ' {}*$"') else word)
     return " ".join([*([f"OMP_NUM_THREADS={threads}"] if threads else []), "semioffline", command, *words])
 
@@ -43,6 +41,10 @@ def about(command: str, argv: list[str]) -> Provenance:
 
 
 def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:
-    """One line a metric: mean over inputs (or value over the whole set) and 95 % interval. Signatures: result.json."""
-    rows = [(name, f"{m.mean:.4f}", f"{m.low:.4f} – {m.high:.4f}", str(m.inputs)) for name, m in metrics.items()]
+    """One line a metric: mean over inputs (or value over the whole set) and 95 % interval, on the scale of
+    `evaluation.scale`. Signatures: result.json."""
+    rows = []
+    for name, metric in metrics.items():
+        value, low, high = (shown_value(name, number) for number in (metric.mean, metric.low, metric.high))
+        rows.append((name, value, f"{low} – {high}", str(metric.inputs)))
     show_table(title, ("metric", "value", "95 % interval", "inputs"), rows)

@@ -11,10 +11,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from semioffline.cli.options import parse, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
-from semioffline.cli.run_folder import print_metrics
+from semioffline.cli.run_folder import about, print_metrics
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, changes, told_in_one_line
+from semioffline.experiments.provenance import Provenance, write_about
 from semioffline.methods.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
@@ -44,7 +45,7 @@ def run(argv: list[str]) -> None:
     method, argv = argv[0], argv[1:]
     data, model, options, args = parse_training(method, argv)
     folder = open_folder(str(args.output_dir), options.resume, can_resume=True)
-    train(data, model, options, args, folder)
+    train(data, model, options, args, folder, about("train", [method, *argv]))
 
 
 def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, MethodConfig]:
@@ -85,8 +86,17 @@ def _whole_paths(settings: Recipe) -> Recipe:
     }
 
 
-def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: MethodConfig, folder: Path) -> None:
-    """Train, save folder/model, and print what the trainer has written to result.json."""
+def train(
+    data: DataOptions,
+    model: ModelOptions,
+    options: TrainOptions,
+    args: MethodConfig,
+    folder: Path,
+    made: Provenance | None = None,
+) -> None:
+    """Train, save folder/model, print what the trainer has written to result.json, and write report.html. made: how,
+    for the report."""
+    from semioffline.report.page import write_report
     from semioffline.training.trainer import SemiOfflineTrainer
 
     if options.resume:
@@ -101,12 +111,15 @@ def train(data: DataOptions, model: ModelOptions, options: TrainOptions, args: M
     if needs_reward and not options.reward:
         raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev)
-    trainer.describe(data, model, options)
+    trainer.run_folder.describe(data, model, options)
+    if trainer.accelerator.is_main_process and made is not None:
+        write_about(folder, made, (data, model, options, args), {"train": rows, "validation": dev})
     trainer.train(resume_from_checkpoint=options.resume)
     trainer.save_model(str(folder / "model"))
-    result = trainer.result
+    result = trainer.run_folder.result
     if result is None or not trainer.accelerator.is_main_process:  # --write_result false
         return
     if result.metrics is not None:
         print_metrics(f"{args.method}: validation", result.metrics)
     say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
+    say(f"Report: {write_report([folder])}")

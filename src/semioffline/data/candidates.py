@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -110,10 +110,15 @@ def _make(
 def digest_rows(examples: Examples) -> str:
     """Of what the rows say, in their order: all that candidates and their rewards are made from. Of a value that is
     neither text nor number its type alone counts, because how it prints may change from one process to the next."""
+    return digest_columns(example.columns for example in examples.examples)
+
+
+def digest_columns(rows: Iterable[Mapping[str, object]]) -> str:
+    """The same of rows as columns."""
     encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode
     digest = hashlib.blake2b(digest_size=16)
-    for example in examples.examples:
-        digest.update(encode([[name, example.columns[name]] for name in sorted(example.columns)]).encode())
+    for columns in rows:
+        digest.update(encode([[name, columns[name]] for name in sorted(columns)]).encode())
     return digest.hexdigest()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Text
+from semioffline.data.conversations import messages_to_text
+from semioffline.data.spans import keep_inside, load_where
 from semioffline.errors import UserError, told_in_one_line, unknown
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
@@ -94,8 +95,12 @@ class Examples(torch.utils.data.Dataset):
         static_target: str = "ground_truth",
         progress: bool = True,
         with_candidates: bool = False,
+        mask_where: str | None = None,
     ):
         check_columns(dataset, static_target, with_candidates)
+        self._spans = None if mask_where is None else load_where(mask_where)
+        if mask_where is not None and not policy.tokens.tokenizer.is_fast:
+            raise UserError("mask_where needs a fast tokenizer: this one does not say which characters a token is")
         self.with_candidates = with_candidates
         side = truncation_side or ("right" if policy.is_encoder_decoder else "left")
         self.examples: list[Example] = []
@@ -108,6 +113,9 @@ class Examples(torch.utils.data.Dataset):
             )
         if self.truncation.prompts or self.truncation.completions or self.truncation.candidates:
             logger.warning("%s", self.truncation)
+        if mask_where is not None and not any((t.words >= 0).any() for e in self.examples for t in e.static):
+            first = self.examples[0].columns["completion"]
+            raise UserError(f"mask_where {mask_where!r} leaves nothing to mask in any row; the first is {first!r}")
 
     def _tokenise(
         self,
@@ -119,7 +127,7 @@ class Examples(torch.utils.data.Dataset):
         side: str,
         static: str,
     ) -> list[Example]:
-        rows = _messages_to_text(rows, start, policy)
+        rows = messages_to_text(rows, start, policy)
         prompts, completions = rows["prompt"], rows["completion"]
         sources = policy.tokens.encode_sources(prompts, max_prompt, side)
         targets = policy.tokens.encode_targets(completions, prompts, max_completion)
@@ -134,6 +142,8 @@ class Examples(torch.utils.data.Dataset):
             references = rows.get("references", [None] * len(prompts))[i] or completions[i]
             references = [references] if isinstance(references, str) else list(references)
             columns |= {"prompt": prompts[i], "completion": completions[i], "references": references}
+            if self._spans is not None:
+                candidates = self._restricted(chosen or [completions[i]], prompts[i], policy, max_completion)
             static_tokens = [Tokens.of(e) for e in candidates] or [Tokens.of(target)]
             ranked = _ranked(rows, i, start + i) if self.with_candidates else []
             encoded = policy.tokens.encode_targets(
@@ -152,6 +162,12 @@ class Examples(torch.utils.data.Dataset):
                 )
             )
         return examples
+
+    def _restricted(self, texts: list[str], prompt: str, policy: Policy, max_completion: int) -> list[Encoded]:
+        """Static targets of which only words inside the spans of mask_where are masked."""
+        encoded = policy.tokens.encode_targets(texts, [prompt] * len(texts), max_completion, with_offsets=True)
+        find = self._spans or (lambda text: [(0, len(text))])
+        return [keep_inside(e, text.strip(), find(text.strip())) for e, text in zip(encoded, texts, strict=True)]
 
     def first(self, number: int) -> Examples:
         """At most its first `number` examples."""
@@ -226,45 +242,6 @@ def _check_ids(texts: list[Encoded], row: int, policy: Policy) -> None:
             f"row {row}: the tokenizer makes the token id {highest}, but the model knows {size}: they do not belong "
             "together"
         )
-
-
-def _messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[str, list]:
-    """Conversational rows as texts: prompts as the model reads them, completions as the assistant's words.
-
-    What rewards and the log see as the prompt is that text, role marks and all; the messages are in a column of their
-    own, `messages`.
-    """
-    said = [value if isinstance(value, str) else value[0]["content"] for value in rows["completion"]]
-    rows = rows | {"completion": said}
-    if all(isinstance(prompt, str) for prompt in rows["prompt"]):
-        return rows
-    texts = [
-        prompt if isinstance(prompt, str) else _chat_text(prompt, start + i, policy)
-        for i, prompt in enumerate(rows["prompt"])
-    ]
-    return {"messages": rows["prompt"]} | rows | {"prompt": texts}
-
-
-def _chat_text(messages: Sequence[Mapping[str, object]], row: int, policy: Policy) -> str:
-    """A conversation through the tokenizer's chat template, up to where the assistant begins to speak."""
-    from jinja2 import TemplateError
-
-    tokenizer: Any = policy.tokens.tokenizer
-    if policy.is_encoder_decoder:
-        raise UserError(f"row {row}: the prompt is a list of messages, but an encoder-decoder model reads one text")
-    if not tokenizer.chat_template:
-        raise UserError(
-            f"row {row}: the prompt is a list of messages, but the tokenizer has no chat template: take a model "
-            "that was trained on conversations, set tokenizer.chat_template, or give texts"
-        )
-    messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
-        raise UserError(f"row {row}: the tokenizer's chat template refuses the messages: {error}") from error
-    alone = tokenizer("")["input_ids"]
-    adds_start = bool(alone) and alone[0] == tokenizer.bos_token_id  # then it must not stand in the text too
-    return text.removeprefix(tokenizer.bos_token) if adds_start else text
 
 
 def _choose(rows: dict[str, list], i: int, number: int, static_target: str) -> list[str]:
@@ -382,19 +359,3 @@ def choose_static(batch: Batch, randomness: Randomness) -> Text:
     if batch.static_counts is None:
         return batch.static
     return pick_static(batch.static, batch.static_counts, randomness.uniform("static", batch.index, [1] * len(batch)))
-
-
-class Epochs(TrainerCallback):
-    """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
-
-    sampler: LikeLengths | None = None
-
-    def follow(self, sampler: LikeLengths) -> LikeLengths:
-        self.sampler = sampler
-        return sampler
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.sampler is not None:
-            self.sampler.set_epoch(int(state.epoch or 0))

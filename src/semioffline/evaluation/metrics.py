@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 
 from semioffline.config import MethodConfig
@@ -16,7 +18,7 @@ from semioffline.evaluation.results import Evaluation
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.rewards.contract import CorpusMetric, Reward, RewardFunction
-from semioffline.scoring.calls import reward_columns
+from semioffline.scoring.calls import RewardError, raised, reward_columns
 from semioffline.scoring.named import find_reward
 from semioffline.scoring.reward_set import RewardSet
 
@@ -57,11 +59,13 @@ def evaluate(
     batch_size: int = 32,
     progress: bool = True,
     kept: Path | None = None,
+    timeout: float | None = None,
 ) -> Evaluation:
-    """Decode every example and measure `metrics` and the surface of the outputs. kept: see `generate_ids`."""
+    """Decode every example and measure `metrics` and the surface of the outputs. kept: see `generate_ids`. timeout:
+    seconds that one call of a metric may take."""
     with policy.meter.paused():
         ids = generate_ids(policy, examples, decoding, batch_size, progress, kept=kept)
-    return measure(policy.tokens.decode(ids), examples, metrics, decoding, ids, policy.device)
+    return measure(policy.tokens.decode(ids), examples, metrics, decoding, ids, policy.device, timeout)
 
 
 def measure(
@@ -71,6 +75,7 @@ def measure(
     decoding: Decoding,
     ids: list[list[int]],
     device: torch.device | None = None,
+    timeout: float | None = None,
 ) -> Evaluation:
     """Score outputs. Metrics that are models run on `device`; a metric that is given twice is measured once."""
     named = [metric for metric in metrics if metric not in SURFACE]
@@ -78,7 +83,7 @@ def measure(
     for metric in named:
         function = find_reward(metric, device=device)[1]
         functions += [] if function in functions else [function]
-    reward_set = RewardSet([*functions, *SURFACE])
+    reward_set = RewardSet([*functions, *SURFACE], timeout=timeout)
     rows = [example.columns for example in examples.examples]
     values = score(predictions, rows, reward_set, ids)
     tail = f"|dec:{decoding.signature()}"
@@ -88,6 +93,29 @@ def measure(
     references = [cast(list[str], row["references"]) for row in rows]
     for name, function in reward_set.functions.items():
         if isinstance(function, CorpusMetric):
-            evaluation.statistics[name] = function.statistics(predictions, references)
-            evaluation.corpus_scores[name] = function.corpus_score
+            evaluation.statistics[name] = _statistics(name, function, predictions, references)
+            evaluation.corpus_scores[name] = partial(_corpus_score, name, function)
     return evaluation
+
+
+def _statistics(
+    name: str, metric: CorpusMetric, predictions: list[str], references: list[list[str]]
+) -> list[list[float]]:
+    """Of each input, checked: a metric may be a user's."""
+    try:
+        array = np.asarray(metric.statistics(predictions, references), dtype=float)
+    except Exception as error:
+        raise raised(name, error) from error
+    if array.ndim != 2 or len(array) != len(predictions) or not np.isfinite(array).all():
+        raise RewardError(
+            f"the statistics of '{name}' have the shape {array.shape}: they must be finite, and a list for each of "
+            f"{len(predictions)} inputs"
+        )
+    return array.tolist()
+
+
+def _corpus_score(name: str, metric: CorpusMetric, sums: Sequence[float]) -> float:
+    try:
+        return float(metric.corpus_score(sums))
+    except Exception as error:
+        raise raised(name, error) from error

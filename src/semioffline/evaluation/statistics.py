@@ -46,6 +46,13 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def standard_error(values: ArrayLike) -> float:
+    """Of the mean of these values; NaN values are left out."""
+    array = np.asarray(values, dtype=float)
+    array = array[~np.isnan(array)]
+    return float(np.std(array, ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
+
+
 @dataclass(frozen=True)
 class Difference(Record):
     """How much better one set of outputs is than another, over the same inputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -17,6 +18,9 @@ from semioffline.experiments.runs import check_finished_run, run_one
 from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
 from semioffline.storage.files import make_folder, writing
+
+_OWN_GROUP = 0 if os.name == "posix" else None
+"""Each run leads a group of processes. Linux ends what is stopped (SIGSTOP) in a group that has lost its parent."""
 
 
 def compare(plan: Plan, say: Callable[[str], None]) -> Comparison:
@@ -75,7 +79,13 @@ class Children:
             with self._lock:
                 if self.stopped:
                     return -signal.SIGINT
-                child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    process_group=_OWN_GROUP,
+                )
                 self._running.add(child)
             with child:
                 code = child.wait()

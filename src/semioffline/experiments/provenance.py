@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+from semioffline.data.candidates import digest_columns
+from semioffline.storage.files import write_atomically
 from semioffline.storage.records import Record
-from semioffline.training.run_folder import Versions
+from semioffline.training.run_folder import Versions, settings_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from datasets import Dataset
+
+ABOUT = "about.json"
+SHOWN = {"--data_dir": "", "--output_dir": "runs/", "--beside": "runs/", "--config": ""}
+SHOWN |= dict.fromkeys(("--model", "--train_file", "--validation_file", "--test_file", "--reward"), "")
+"""Flags whose paths are shown by their last name, and what stands before it."""
+_NOT_SETTINGS = {"output_dir", "logging_dir", "run_name", "report_to", "accelerator_config", "resume", "device"}
+"""Where a run is and what Transformers fills in, for `changed_settings`."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,52 @@ class Provenance(Record):
     def to_json(self) -> dict[str, object]:
         found = super().to_json()
         return found if self.mixed else {name: value for name, value in found.items() if name != "mixed"}
+
+
+@dataclass(frozen=True)
+class DataDigest(Record):
+    """A split, so that it can be recognised: another row, or another order, has another digest."""
+
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class RunProvenance(Record):
+    """about.json: how a run was made, for its report."""
+
+    about: Provenance
+    settings: dict[str, object] = field(default_factory=dict)
+    """Those that differ from their defaults."""
+    data: dict[str, DataDigest] = field(default_factory=dict)
+    """split -> what was read"""
+
+
+def write_about(
+    folder: Path, made: Provenance, options: Sequence[DataclassInstance], splits: Mapping[str, Dataset | None]
+) -> None:
+    """about.json: command and versions, settings that differ from their defaults, and what was read of each split."""
+    data = {
+        name: DataDigest(len(rows), digest_columns(cast(Iterable[Mapping[str, object]], rows)))
+        for name, rows in splits.items()
+        if rows is not None
+    }
+    found = RunProvenance(made, changed_settings(*options), data)
+    write_atomically(folder / ABOUT, json.dumps(found.to_json(), indent=1, default=str))
+
+
+def changed_settings(*options: DataclassInstance) -> dict[str, object]:
+    """Those that differ from their defaults. Folders of this machine by their last name only."""
+    changed: dict[str, object] = {}
+    for option in options:
+        values = settings_of(option)
+        for item in dataclasses.fields(option):
+            default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+            value = values.get(item.name)
+            if item.init and item.name in values and value not in (default, None) and item.name not in _NOT_SETTINGS:
+                path = Path(value) if isinstance(value, str) and f"--{item.name}" in SHOWN else None
+                changed[item.name] = value if path is None or not path.is_absolute() else path.name
+    return changed
 
 
 def commit(checkout: Path = Path(__file__).parents[3]) -> str | None:

@@ -21,9 +21,11 @@ class CurvePoint(Record):
     """Of training steps so far."""
     forward_passes: float = 0.0
     """Over all inputs so far."""
+    stderr: float | None = None
+    """Standard error of the reward over the inputs, where it is known."""
 
     def to_json(self) -> dict[str, object]:
-        names = ("step", "seconds", "forward_passes", "reward")
+        names = ("step", "seconds", "forward_passes", "reward", *(() if self.stderr is None else ("stderr",)))
         return {name: getattr(self, name) for name in names}
 
 

@@ -31,10 +31,11 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     lock_folder(folder)
     write_atomically(folder / SETTINGS, json.dumps(_noted(plan, args), indent=1))
     (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a run that was interrupted
-    first = _initial_reward(plan, method, args)
+    first = _initial_point(plan, method, args)
     args.eval_on_start = args.eval_on_start and first is None
+    first_reward = None if first is None else first.reward
     trainer = SemiOfflineTrainer(plan.load(), list(plan.rewards), args, plan.rows, plan.dev)
-    checkpoint = BestCheckpoint(trainer.policy.model, steps, plan.evaluations, plan.keep, first)
+    checkpoint = BestCheckpoint(trainer.policy, steps, plan.evaluations, plan.keep, first_reward)
     trainer.add_callback(checkpoint)
     started = time.perf_counter()
     with peak_memory() as peak:
@@ -114,7 +115,7 @@ def _validation_inputs(plan: Plan) -> int:
     return 0 if plan.dev is None else len(plan.dev)
 
 
-def _initial_reward(plan: Plan, method: str, args: MethodConfig) -> float | None:
+def _initial_point(plan: Plan, method: str, args: MethodConfig) -> CurvePoint | None:
     """The reward on validation before the first step, from the run of the initial checkpoint. None: that run is not
     done, or this method is evaluated in another way."""
     start = plan.run_folder(START, plan.seeds[START][0])
@@ -122,26 +123,28 @@ def _initial_reward(plan: Plan, method: str, args: MethodConfig) -> float | None
         return None
     result, before, now = read_run(start), read_json(start / SETTINGS), args.to_dict()
     same = all(before.get(name) == now[name] for name in EVALUATION)
-    return result.curve[0].reward if same and result.validation_inputs == _validation_inputs(plan) else None
+    return result.curve[0] if same and result.validation_inputs == _validation_inputs(plan) else None
 
 
 def _curve(
-    folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: Timing | None, first: float | None
+    folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: Timing | None, first: CurvePoint | None
 ) -> list[CurvePoint]:
     """Reward on validation against seconds of training steps and forward passes over all inputs.
 
     Args:
         passes: Forward passes per input.
         alone: The timing of a step when no other run shares the machine; None: the run itself was timed.
-        first: The reward before the first step, if the run has not measured it.
+        first: The evaluation before the first step, if the run has not made it.
     """
     args = trainer.args
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size * passes
-    points = [] if first is None else [CurvePoint(first)]
+    points = [] if first is None else [CurvePoint(first.reward, stderr=first.stderr)]
     for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
         step = line["step"]
         if "eval_reward" in line and (first is None or step):
             timed = line["time/train"]
             seconds = timed if alone is None or not step else alone.seconds_recording + step * alone.seconds_per_step
-            points.append(CurvePoint(line["eval_reward"], step, seconds, step * per_step))
+            points.append(
+                CurvePoint(line["eval_reward"], step, seconds, step * per_step, line.get("eval_reward_stderr"))
+            )
     return points

@@ -8,7 +8,6 @@ reward is made of.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -25,7 +24,6 @@ from semioffline.storage.records import Record
 INPUTS, BATCH_SIZE = 64, 16
 ENOUGH = 0.5
 """The share of inputs whose samples must differ in reward."""
-Target = Literal["ground_truth", "worst"]
 
 
 @dataclass(frozen=True)

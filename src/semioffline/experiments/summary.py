@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from semioffline.errors import UserError
-from semioffline.evaluation.metrics import SURFACE
+from semioffline.evaluation.scale import percent_by_metric
 from semioffline.evaluation.statistics import CorpusScore, bootstrap_interval, corpus_value, paired_p_value
 from semioffline.experiments.other_comparisons import Runs, read_other
 from semioffline.experiments.plan import Plan, read_run
@@ -23,9 +23,6 @@ from semioffline.experiments.results import (
 )
 from semioffline.rewards.contract import CorpusMetric
 from semioffline.scoring.named import find_reward
-
-_PERCENT = ("rouge", "bleu", "corpus_bleu", "chrf", "lmqg", "meteor")
-"""Prefixes of metrics that are usually shown times 100."""
 
 
 def summarise(plan: Plan) -> Comparison:
@@ -49,7 +46,7 @@ def summarise(plan: Plan) -> Comparison:
         methods[method] = _summarise_method(metrics, runs, other, p_by_method)
     return Comparison(
         metrics=metrics,
-        percent={name: name.startswith(_PERCENT) for name in metrics if name not in SURFACE},
+        percent=percent_by_metric(metrics),
         reference=reference,
         methods=methods,
         missing=[f"{method}:{seed}" for method, seed in missing],
@@ -163,6 +160,7 @@ def _mean_curve(runs: list[RunResult]) -> list[CurvePoint]:
             step=float(np.mean([point.step for point in same])),
             seconds=float(np.mean([point.seconds for point in same])),
             forward_passes=float(np.mean([point.forward_passes for point in same])),
+            stderr=_mean_if_known([point.stderr for point in same]),  # all seeds have the same inputs
         )
         for same in zip(*(run.curve for run in runs), strict=True)
     ]

@@ -31,7 +31,7 @@ from semioffline.experiments.job_stages import (
     train_stage,
 )
 from semioffline.experiments.job_text import plan_lines, sentence, show_result
-from semioffline.experiments.provenance import Provenance, commit
+from semioffline.experiments.provenance import Provenance, commit, write_about
 from semioffline.policy.policy import Policy
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
@@ -140,6 +140,7 @@ def run_options(
     if is_new:
         write_plan(job, plan)
     write_settings(folder, data, model, options)
+    write_about(folder, job.about, (data, model, options), splits.rows)
     return run_job(job, plan)
 
 

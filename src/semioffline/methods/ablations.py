@@ -17,6 +17,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import complete, draw, draw_uniforms, drawn_log_p, sampling_logits
 from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
 from semioffline.errors import UserError
+from semioffline.methods.frozen import predict_only
 from semioffline.methods.mle import masked_target_row
 from semioffline.methods.semi_offline import Drawn, SemiOfflineConfig
 from semioffline.methods.semi_offline import Method as SemiOffline
@@ -86,13 +87,12 @@ class Method(SemiOffline):
 
     # ---- -Mask ----
 
-    @torch.no_grad()
     def _show_predictions(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> Observation:
         """A first pass over the static target; its predictions replace the mask tokens."""
         hidden = observation.hidden
-        [logits] = _predict_only(policy, batch.source, [Row(static.ids, static.keep_mask, hidden, purpose="rl")])
+        [logits] = predict_only(policy, batch.source, [Row(static.ids, static.keep_mask, hidden, purpose="rl")])
         uniforms = draw_uniforms(observation, batch.index, 1, randomness, "prediction")
         draws = draw(self._sampling_logits(policy, logits), uniforms).ids
         predicted = complete(static, observation, draws).ids[:, 0]
@@ -145,23 +145,12 @@ class Method(SemiOffline):
             source = Text(batch.source.ids[row], batch.source.keep_mask[row], batch.source.words[row])
             keep_mask = static.keep_mask[row, :length]
             shown = [Row(tokens[:, :length], keep_mask, wanted, "rl") for tokens in ids[row].unbind(1)]
-            logits = torch.stack(_predict_only(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
+            logits = torch.stack(predict_only(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
             draws, spread, _ = draw(self._sampling_logits(policy, logits), uniforms[at].reshape(-1, 1))
             samples.draws[at] = draws.view(-1, k).to(ids.device)
             ids[row, :, position] = samples.draws[at]
             entropy[at] = spread.view(-1, k).to(ids.device)
         return samples, entropy
-
-
-def _predict_only(policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
-    """A pass without gradient or dropout. It does not go through DDP's wrapper: processes may need different numbers
-    of them, and the wrapper would wait for the others."""
-    training = policy.model.training
-    policy.model.eval()
-    try:
-        return policy(source, rows)
-    finally:
-        policy.model.train(training)
 
 
 def add_noise(observation: Observation, text: Text, rate: float, uniforms: Tensor) -> Observation:

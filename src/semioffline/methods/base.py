@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
+from torch import nn
+
 from semioffline.algorithm.randomness import Randomness
-from semioffline.algorithm.tensors import Batch, StepOutput
+from semioffline.algorithm.tensors import Batch, Rollout, StepOutput
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.data.examples import Examples
 from semioffline.methods.settings import RLSettings
@@ -28,6 +30,8 @@ class BaseMethod(Generic[Config]):
     """Whether `step` calls the scorer."""
     needs_candidates = False
     """Whether `step` reads `batch.candidates`."""
+    has_mle = True
+    """Whether `step` gives a term of the ground truth's likelihood. `one+another` has one at most."""
     batch_on_host = False
     """Whether `step` takes its batch in the host's memory: masks and indices computed there do not make the host wait
     for the device, and `policy.predict` and the losses send what they are given. Otherwise the batch comes on the
@@ -42,13 +46,31 @@ class BaseMethod(Generic[Config]):
         return "ground_truth"
 
     @property
+    def mask_where(self) -> str | None:
+        """Which of its words may be masked; None: all."""
+        return None
+
+    @property
     def rl_ratio(self) -> float | None:
         """Target ratio of RL to MLE gradient norm; None: the weights of the terms are those of `step`."""
         return None
 
+    @property
+    def repeats(self) -> int:
+        """Steps in a row that a batch is trained on with one rollout; 0: the method has no `roll_out`."""
+        return 0
+
+    def roll_out(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> Rollout:
+        """What `step` finds in `batch.rollout`: made in the first of these steps, and part of a checkpoint."""
+        raise NotImplementedError
+
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         """The loss terms and metrics of one micro-batch."""
         raise NotImplementedError
+
+    def own_rates(self) -> list[tuple[list[nn.Parameter], float]]:
+        """Parameters with a learning rate of their own, which the schedule scales as it does the other."""
+        return []
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
         """Called once, before training, with the tokenised training data: for what must be computed or added first."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from semioffline.algorithm.randomness import Randomness
-from semioffline.algorithm.tensors import Batch, CompletionRow, StepOutput, Term
+from semioffline.algorithm.tensors import Batch, CompletionRow, Rollout, StepOutput, Term
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.data.examples import Examples
 from semioffline.methods.base import BaseMethod
@@ -38,11 +38,26 @@ class Combined(BaseMethod[MethodConfig]):
         return next((target for target in chosen if target != "ground_truth"), "ground_truth")
 
     @property
+    def mask_where(self) -> str | None:
+        return next((method.mask_where for method in self.methods.values() if method.mask_where is not None), None)
+
+    @property
     def rl_ratio(self) -> float | None:
         return next((method.rl_ratio for method in self.methods.values() if method.rl_ratio is not None), None)
 
+    @property
+    def repeats(self) -> int:
+        return max(method.repeats for method in self.methods.values())
+
+    def roll_out(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> Rollout:
+        parts = {n: m.roll_out(policy, batch, score, randomness) for n, m in self.methods.items() if m.repeats}
+        return {f"{name}.{part}": tensor for name, own in parts.items() for part, tensor in own.items()}
+
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
-        outputs = {name: method.step(policy, batch, score, randomness) for name, method in self.methods.items()}
+        outputs = {
+            name: method.step(policy, replace(batch, rollout=_own(batch.rollout, name)), score, randomness)
+            for name, method in self.methods.items()
+        }
         terms: dict[str, list[Term]] = {}
         seen_mle = False
         for name, output in outputs.items():
@@ -65,6 +80,9 @@ class Combined(BaseMethod[MethodConfig]):
             tokens=next((output.tokens for output in outputs.values() if output.tokens), None),
         )
 
+    def own_rates(self) -> list[tuple[list[nn.Parameter], float]]:
+        return [rate for method in self.methods.values() for rate in method.own_rates()]
+
     def prepare(self, policy: Policy, examples: Examples) -> None:
         for method in self.methods.values():
             method.prepare(policy, examples)
@@ -76,6 +94,13 @@ class Combined(BaseMethod[MethodConfig]):
     def load(self, folder: Path) -> None:
         for method in self.methods.values():
             method.load(folder)
+
+
+def _own(rollout: Rollout | None, name: str) -> Rollout | None:
+    """The part of one method."""
+    if rollout is None:
+        return None
+    return {part.removeprefix(f"{name}."): t for part, t in rollout.items() if part.startswith(f"{name}.")}
 
 
 def _merge(metrics: Mapping[str, Mapping[str, float | Tensor]]) -> dict[str, float | Tensor]:

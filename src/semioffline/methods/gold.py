@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from tqdm import tqdm
 
 from semioffline.algorithm.losses import gold, reward_to_go, token_log_p
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
 from semioffline.config import MethodConfig
-from semioffline.data.examples import Collator, Examples
-from semioffline.errors import UserError
+from semioffline.data.examples import Examples
 from semioffline.methods.base import BaseMethod
+from semioffline.methods.frozen import InitialLogP, predict_only
 from semioffline.methods.mle import target_row
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
@@ -60,33 +58,24 @@ class Method(BaseMethod[GoldConfig]):
     """
 
     config_class = GoldConfig
+    has_mle = False
     batch_on_host = True
 
     def __init__(self, config: GoldConfig):
         super().__init__(config)
-        self.start_log_p: list[Tensor] = []
-        """For each example, the (T,) log-probabilities of its target under the initial checkpoint."""
+        self.initial = InitialLogP(FILE, "gold")
+        """For each example, the (T,) log-probabilities of its target."""
 
-    @torch.no_grad()
     def prepare(self, policy: Policy, examples: Examples) -> None:
-        self.start_log_p = []
         if self.config.gold_reward == "delta":
             return
-        size, collate = self.config.per_device_eval_batch_size, Collator(policy.tokens.pad_id)
-        training = policy.training
-        policy.eval()
-        try:
-            with policy.meter.paused():
-                starts = range(0, len(examples), size)
-                for start in tqdm(starts, desc="gold rewards", disable=not self.config.shows_bars):
-                    rows = [examples[n] for n in range(start, min(start + size, len(examples)))]
-                    batch = collate(rows).to(policy.device)
-                    target = batch.target
-                    [logits] = policy.predict(batch.source, [Row(target.ids, target.keep_mask, target.keep_mask)])
-                    log_p = token_log_p(logits, target.ids[target.keep_mask]).cpu()
-                    self.start_log_p += log_p.split(target.lengths)
-        finally:
-            policy.train(training)
+
+        def log_p(batch: Batch) -> list[Tensor]:
+            target = batch.target
+            [logits] = predict_only(policy, batch.source, [Row(target.ids, target.keep_mask, target.keep_mask)])
+            return list(token_log_p(logits, target.ids[target.keep_mask]).split(target.lengths))
+
+        self.initial.compute(policy, examples, self.config, log_p)
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         row = replace(target_row(batch), purpose="rl")  # the ground truth is the trajectory
@@ -103,11 +92,8 @@ class Method(BaseMethod[GoldConfig]):
         config = self.config
         if config.gold_reward == "delta":
             return torch.ones(batch.target.ids.shape, device=batch.index.device)
-        if not self.start_log_p:
-            raise RuntimeError("gold has no rewards yet: call prepare(policy, examples) before training")
         log_q = torch.zeros(batch.target.ids.shape)  # log 1 after the end
-        for b, example in enumerate(batch.index.tolist()):
-            known = self.start_log_p[example]
+        for b, known in enumerate(self.initial.of(batch.index)):
             log_q[b, : len(known)] = known
         rewards, after_end = log_q.exp(), 1.0
         if config.gold_reward == "p":
@@ -117,18 +103,8 @@ class Method(BaseMethod[GoldConfig]):
         return reward_to_go(rewards, config.gold_horizon, config.gold_discount, after_end).to(batch.index.device)
 
     def save(self, folder: Path) -> None:
-        if self.start_log_p:
-            lengths = torch.tensor([len(t) for t in self.start_log_p])
-            save_file({"log_p": torch.cat(self.start_log_p), "lengths": lengths}, folder / FILE)
+        self.initial.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Those of the initial checkpoint, not of the model that this process happened to load."""
-        if self.config.gold_reward == "delta":
-            return
-        if not (folder / FILE).is_file():
-            raise UserError(f"{folder} has no {FILE}, so it was not saved by gold: start without resuming")
-        saved = load_file(folder / FILE)
-        lengths = saved["lengths"].tolist()
-        if self.start_log_p and lengths != [len(t) for t in self.start_log_p]:
-            raise UserError(f"{folder}/{FILE} belongs to other training data: resume with the same data and lengths")
-        self.start_log_p = list(saved["log_p"].split(lengths))
+        if self.config.gold_reward != "delta":
+            self.initial.load(folder)

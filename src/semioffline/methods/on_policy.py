@@ -5,16 +5,16 @@ from torch import Tensor
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import drawn_log_p, text_uniforms
-from semioffline.algorithm.tensors import Batch, Row
+from semioffline.algorithm.tensors import Batch, Row, Text
 from semioffline.data.examples import Tokens, pad
-from semioffline.methods.settings import RLSettings
+from semioffline.methods.settings import DrawingSettings
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
 
 
 def sample_texts(
-    policy: Policy, batch: Batch, config: RLSettings, randomness: Randomness, num_samples: int
+    policy: Policy, batch: Batch, config: DrawingSettings, randomness: Randomness, num_samples: int
 ) -> list[list[int]]:
     """B * num_samples token lists from the policy, the samples of an input together, with EOS where they ended.
 
@@ -40,9 +40,14 @@ def greedy_texts(policy: Policy, batch: Batch, max_completion_length: int | None
     return policy.generate(batch.source, Decoding(max_new_tokens=longest), keep_end=True)
 
 
+def as_text(texts: list[list[int]], pad_id: int) -> Text:
+    """Token lists, padded. No token of them is one to be masked."""
+    return pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], pad_id)
+
+
 def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], max_completion_length: int | None) -> Row:
     """One sample for each input as a row to run again; tokens that `generate` forces were not the policy's choice."""
-    padded = pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], policy.tokens.pad_id)
+    padded = as_text(texts, policy.tokens.pad_id)
     wanted = padded.keep_mask.clone()
     forced = policy.base.generation_config
     if policy.is_encoder_decoder and forced.forced_bos_token_id is not None:
@@ -53,7 +58,7 @@ def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], max_comple
     return Row(padded.ids, padded.keep_mask, wanted, purpose="grad")
 
 
-def sampled_log_p(policy: Policy, logits: Tensor, row: Row, config: RLSettings) -> Tensor:
+def sampled_log_p(policy: Policy, logits: Tensor, row: Row, config: DrawingSettings) -> Tensor:
     """(P,) log-probabilities of a row's wanted tokens under the distribution that was drawn from: temperature, top_k,
     top_p, without what `generate` suppresses."""
     allowed = torch.ones_like(policy.allowed)

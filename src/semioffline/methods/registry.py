@@ -12,8 +12,23 @@ from semioffline.config import MethodConfig, setting_names
 from semioffline.errors import UserError, unknown
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.combined import Combined
+from semioffline.methods.kl_penalty import with_penalty
 
-_NOT_METHODS = {"base", "combined", "completions", "mle", "on_policy", "registry", "schedule", "settings"}
+_NOT_METHODS = {
+    "base",
+    "combined",
+    "completions",
+    "critic",
+    "frozen",
+    "kl_penalty",
+    "mle",
+    "on_policy",
+    "registry",
+    "rollout",
+    "schedule",
+    "settings",
+    "weighted",
+}
 
 
 def method_names() -> list[str]:
@@ -35,9 +50,10 @@ def check_method(name: str) -> list[str]:
     if len(set(names)) < len(names):
         raise UserError(f"method '{name}' names the same method twice: give two different ones, or one")
     plain = [part for part in names if part in ("ft", "mft")]
-    if plain and len(names) == 2 and "gold" not in names:
+    if plain and len(names) == 2 and all(_class_of(part).has_mle for part in names):
         other = "two MLE terms" if len(plain) == 2 else "an MLE term that the other method has already"
-        raise UserError(f"method '{name}' would combine {other}: only gold goes with ft or mft, else name one method")
+        free = ", ".join(part for part in method_names() if not _class_of(part).has_mle)
+        raise UserError(f"method '{name}' would combine {other}: ft and mft go with {free} only, else name one method")
     return names
 
 
@@ -67,7 +83,7 @@ def load_method(config: MethodConfig) -> BaseMethod:
     """The method whose settings these are; that of `one+another` runs both on every batch."""
     names = check_method(config.method)
     found = {part: _class_of(part)(config) for part in names}
-    return Combined(config, found) if len(found) > 1 else next(iter(found.values()))
+    return with_penalty(Combined(config, found) if len(found) > 1 else next(iter(found.values())))
 
 
 def readers(setting: str) -> list[str]:

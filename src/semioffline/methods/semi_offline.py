@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from semioffline.algorithm.losses import Advantages, advantages, reinforce, sample_weights
-from semioffline.algorithm.masking import MaskPattern, MaskUnit, choose_hidden, cover, mask_uniforms, with_end
+from semioffline.algorithm.masking import choose_hidden, cover, mask_uniforms, with_end
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import allow_end, complete, draw, draw_uniforms, sampling_logits
 from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, StepOutput, Term, Text, send
@@ -19,31 +19,16 @@ from semioffline.methods.base import RLMethod
 from semioffline.methods.completions import SampleLog
 from semioffline.methods.mle import masked_target_row, mle_term
 from semioffline.methods.schedule import scheduled_rate, training_steps
-from semioffline.methods.settings import GroupSettings
+from semioffline.methods.settings import GroupSettings, MaskingSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
-from semioffline.validation import SHARE, STEPS, Range, setting
 
 
 @dataclass
-class SemiOfflineConfig(GroupSettings):
+class SemiOfflineConfig(MaskingSettings, GroupSettings):
     """Settings of `semi_offline`."""
 
     method: ClassVar[str] = "semi_offline"
-    static_target: StaticTarget = setting(
-        "ground_truth", "Text that is masked: ground_truth, or the worst | best | random candidate.", "Masking"
-    )
-    mask_rate: float = setting(0.4, "p_m, the share of the static target's tokens to mask.", "Masking", SHARE)
-    mask_rate_end: float | None = setting(None, "mask_rate changes linearly to this value.", "Masking", SHARE)
-    mask_unit: MaskUnit = setting("token", "Mask single tokens or whole words: token | word.", "Masking")
-    mask_pattern: MaskPattern = setting("random", "Positions to mask: random | suffix | span | mixed.", "Masking")
-    mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Masking", Range(1, 10**6))
-    eos_after: int | None = setting(None, "After this many tokens EOS may be drawn, to end early.", "Masking", STEPS)
-    draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Masking")
-
-    def problems(self) -> list[str]:
-        needs = self.draw_end and self.eos_after is None
-        return super().problems() + ["draw_end needs eos_after: only then EOS may be drawn"] * needs
 
 
 class Drawn(NamedTuple):
@@ -73,6 +58,10 @@ class Method(RLMethod[SemiOfflineConfig]):
     @property
     def static_target(self) -> StaticTarget:
         return self.config.static_target
+
+    @property
+    def mask_where(self) -> str | None:
+        return self.config.mask_where
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
         self.total_steps = training_steps(self.config, examples)

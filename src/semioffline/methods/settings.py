@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from semioffline.algorithm.losses import Baseline, LossScale
-from semioffline.config import MethodConfig
-from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, TEMPERATURE, Range, setting
+from semioffline.algorithm.masking import MaskPattern, MaskUnit
+from semioffline.config import MethodConfig, StaticTarget
+from semioffline.data.spans import load_where, names_function
+from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, STEPS, TEMPERATURE, Range, setting
 
 DEFAULT_RATIO = 1.0
 """The right rl_weight depends on the scale of the reward, on K and on the data; this ratio does not."""
@@ -24,7 +26,18 @@ class MaskedMLESettings(MethodConfig):
 
 
 @dataclass
-class RLSettings(MaskedMLESettings):
+class DrawingSettings(MethodConfig):
+    """How tokens are drawn from the policy."""
+
+    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
+    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
+    top_p: float = setting(
+        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
+    )
+
+
+@dataclass
+class RLSettings(DrawingSettings, MaskedMLESettings):
     """An RL term next to the MLE term, and how its samples are drawn."""
 
     default_ratio: ClassVar[float | None] = DEFAULT_RATIO
@@ -39,10 +52,8 @@ class RLSettings(MaskedMLESettings):
         "RL term",
         POSITIVE,
     )
-    temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
-    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
-    top_p: float = setting(
-        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
+    kl_weight: float = setting(
+        0.0, "Weight of the KL divergence from the initial model, a mean over positions.", "RL term", NOT_NEGATIVE
     )
 
     def __post_init__(self) -> None:
@@ -55,6 +66,12 @@ class RLSettings(MaskedMLESettings):
     def first_rl_weight(self) -> float:
         """The weight of the RL term; 1 where rl_ratio finds it during training."""
         return 1.0 if self.rl_weight is None else self.rl_weight
+
+    def problems(self) -> list[str]:
+        needs = bool(self.kl_weight and (self.fsdp or self.deepspeed))
+        return (
+            super().problems() + ["kl_weight needs all weights in each process: do without fsdp and deepspeed"] * needs
+        )
 
 
 @dataclass
@@ -79,3 +96,52 @@ class LengthSettings(MethodConfig):
     length_alpha: float = setting(
         1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", Range(0, 10)
     )
+
+
+@dataclass
+class WeightedSettings(MethodConfig):
+    """K texts of an input, whose likelihoods are weighted by their rewards."""
+
+    num_samples: int = setting(8, "K, texts for each input.", "Sampling", SAMPLES)
+
+
+@dataclass
+class EditSettings(WeightedSettings):
+    """Texts that are random edits of the ground truth."""
+
+    edit_rate: float = setting(
+        0.1, "Share of its tokens that an edit of the ground truth replaces, on average.", "Sampling",
+        Range(0, 1, open_low=True, open_high=True),
+    )  # fmt: skip
+
+
+@dataclass
+class MaskingSettings(MethodConfig):
+    """Which text is masked, and which of its tokens."""
+
+    static_target: StaticTarget = setting(
+        "ground_truth", "Text that is masked: ground_truth, or the worst | best | random candidate.", "Masking"
+    )
+    mask_rate: float = setting(0.4, "p_m, the share of the static target's tokens to mask.", "Masking", SHARE)
+    mask_rate_end: float | None = setting(None, "mask_rate changes linearly to this value.", "Masking", SHARE)
+    mask_unit: MaskUnit = setting("token", "Mask single tokens or whole words: token | word.", "Masking")
+    mask_pattern: MaskPattern = setting("random", "Positions to mask: random | suffix | span | mixed.", "Masking")
+    mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Masking", Range(1, 10**6))
+    eos_after: int | None = setting(None, "After this many tokens EOS may be drawn, to end early.", "Masking", STEPS)
+    draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Masking")
+    mask_where: str | None = setting(
+        None,
+        "Mask only words inside the matches of this regular expression (of its groups, where it has some), or in "
+        "the spans that file.py:function returns for a text.",
+        "Masking",
+    )
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.draw_end and self.eos_after is None:
+            found.append("draw_end needs eos_after: only then EOS may be drawn")
+        if self.mask_where is not None and self.eos_after is not None:
+            found.append("eos_after with mask_where: an end that is drawn takes away the text that may not be masked")
+        if self.mask_where is not None and not names_function(self.mask_where):
+            load_where(self.mask_where)
+        return found

@@ -18,6 +18,7 @@ from semioffline.cuda.trunk import Trunk, refuse_adapter
 from semioffline.errors import UserError, told_in_one_line
 from semioffline.policy.attention import as_attention_mask, shared_keys
 from semioffline.policy.decoding import Decoding
+from semioffline.policy.heads import Perturbation
 from semioffline.policy.loading import base_of, first_position
 from semioffline.policy.neutral import banned, neutral
 from semioffline.policy.packing import pad_left
@@ -34,6 +35,7 @@ class Generator:
         self.replays_decoding = False
         """Capture a token's step when texts are generated, and replay it for the others."""
         self._record: Recorder | None = None
+        self._perturbation: Perturbation | None = None
         self.pads_left = True
         """Prompts of different lengths are padded on the left; else one length is generated after the other."""
 
@@ -60,6 +62,11 @@ class Generator:
         own = self._base.generation_config.eos_token_id
         own = self.tokens.eos_id if own is None else own
         return set(own) if isinstance(own, list) else {own}
+
+    def perturb(self, scores: Callable[[Tensor], Tensor]) -> None:
+        """From now on, add scores to the logits, decoder states (N, D) -> (N, V). Samples that have numbers of
+        their own stay the policy's alone."""
+        self._perturbation = Perturbation(self._base.get_decoder(), scores)
 
     def replay_decoding(self, must: bool = True, record: Recorder | None = None) -> None:
         """From now on, where the model and the device allow it.
@@ -114,13 +121,17 @@ class Generator:
         if first_position(self._base):  # `generate` itself counts from 0, the forward pass from there
             settings["position_ids"] = (keep.long().cumsum(1) - 1).clamp(min=0) + first_position(self._base)
         devices = [self.device] if self.device.type == "cuda" else []
+        perturbed: Any = nullcontext()
+        if self._perturbation is not None and uniforms is None:
+            settings["logits_processor"] = [self._perturbation]
+            perturbed = self._perturbation.watching()
         steps: Any = nullcontext()
         if self.replays_decoding and decoding.num_beams == 1:  # beams would move the cache
             settings |= static_cache(self._base, keep, decoding.max_new_tokens)
             as_mask = partial(as_attention_mask, self._base)
             steps = replayed_steps(self._base.get_decoder(), as_mask, self._record)
         fork = torch.random.fork_rng(devices, enabled=uniforms is not None)  # `generate` draws where one is left
-        with steps, shared_keys(), fork:
+        with steps, shared_keys(), fork, perturbed:
             return self.model.generate(
                 input_ids=ids,
                 attention_mask=keep.long(),

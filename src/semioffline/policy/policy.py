@@ -20,6 +20,7 @@ from semioffline.policy.attention import as_attention_mask
 from semioffline.policy.checks import check_model
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.generation import Generator
+from semioffline.policy.heads import value_head
 from semioffline.policy.loading import (
     add_adapter,
     add_mask_token,
@@ -91,7 +92,7 @@ class Policy(nn.Module):
         self.share_prompt = share_prompt and takes_block_mask(base)
         allowed = self.tokens.allowed_ids(base.get_output_embeddings().weight.shape[0])
         self.register_buffer("allowed", allowed, persistent=False)
-        self.value_head: nn.Linear | None = None
+        self.value_head: nn.Module | None = None
         self._fixed: list[nn.Parameter] | None = None
         """All parameters, while CUDA graphs are made of them and they cannot be replaced."""
         self._selected: Tensor | None = None
@@ -205,14 +206,20 @@ class Policy(nn.Module):
 
     # ---- the forward pass ----
 
+    @property
+    def runner(self) -> Callable[..., Any]:
+        """What `predict` runs: this module, or what it is in."""
+        return self._runner or self
+
     @contextmanager
-    def through(self, wrapped: nn.Module) -> Iterator[None]:
+    def through(self, wrapped: Callable[..., Any]) -> Iterator[None]:
         """Run `predict` through `wrapped` (this module in DDP, FSDP, ...), which must see every use of a parameter."""
+        before = self._runner
         object.__setattr__(self, "_runner", wrapped)  # not as a submodule: this module is inside it
         try:
             yield
         finally:
-            object.__setattr__(self, "_runner", None)
+            object.__setattr__(self, "_runner", before)
 
     @contextmanager
     def watch(self, squares: dict[str, Tensor] | None) -> Iterator[None]:
@@ -247,9 +254,9 @@ class Policy(nn.Module):
     def predict(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
         """For each row, the logits (N, V) at its wanted positions, in row-major order. One pass over the source.
 
-        with_values: (logits, values), the value head's (N,) numbers at the same positions beside them.
+        with_values: (logits, values), what the value head gives at the same positions: (N,), or more dimensions.
         """
-        return (self._runner or self)(source, rows, with_values)
+        return self.runner(source, rows, with_values)
 
     def forward(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
         with self.meter.announce([row.purpose for row in rows], len(source.ids)):
@@ -267,13 +274,11 @@ class Policy(nn.Module):
         self._states = None
         return list(logits.split(sizes)), list(values.split(sizes))
 
-    def add_value_head(self) -> nn.Linear:
-        """A linear map from decoder states to a number, 0 at first. The states are detached: it trains alone."""
+    def add_value_head(self, build: Callable[[int, int], nn.Module] = value_head) -> nn.Module:
+        """A head on decoder states, which are detached. build: makes it from their width and the vocabulary's size."""
         if self.value_head is None:
-            head = self.base.get_output_embeddings()
-            self.value_head = nn.Linear(head.weight.shape[1], 1, device=self.device)
-            nn.init.zeros_(self.value_head.weight)
-            nn.init.zeros_(self.value_head.bias)
+            vocabulary, width = self.base.get_output_embeddings().weight.shape
+            self.value_head = build(width, vocabulary).to(self.device)
             self._fixed = None
         return self.value_head
 

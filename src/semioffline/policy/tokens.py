@@ -19,6 +19,8 @@ class Encoded(NamedTuple):
     ids: list[int]
     words: list[int]
     truncated: bool
+    offsets: Sequence[tuple[int, int]] = ()
+    """Of each token, the characters of the text that it stands for; empty unless they were asked for."""
 
 
 class Codec:
@@ -58,56 +60,80 @@ class Codec:
         start = self.eos_id if start is None else start
         return [e if e.ids else Encoded([start], [-1], False) for e in encoded]
 
-    def encode_targets(self, texts: Sequence[str], prompts: Sequence[str], max_length: int) -> list[Encoded]:
-        """Targets end with EOS. In decoder-only models a space joins them to a prompt that ends in no white space."""
+    def encode_targets(
+        self, texts: Sequence[str], prompts: Sequence[str], max_length: int, with_offsets: bool = False
+    ) -> list[Encoded]:
+        """Targets end with EOS. In decoder-only models a space joins them to a prompt that ends in no white space.
+
+        with_offsets: with the characters of each token, in the text without white space around it.
+        """
         texts = [text.strip() for text in texts]
         eos = self.eos_id
         if self._is_encoder_decoder:
-            encoded = self._encode(texts, max_length, "right", target=True)
+            encoded = self._encode(texts, max_length, "right", target=True, offsets=with_offsets)
             if all(eos in e.ids for e in encoded):
                 return encoded
-            encoded = self._encode(texts, max_length - 1, "right", target=True)  # the tokenizer's template adds none
-            return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
+            # the tokenizer's template adds none
+            encoded = self._encode(texts, max_length - 1, "right", target=True, offsets=with_offsets)
+            return [self._ended(e) for e in encoded]
         contexts = [prompt[len(prompt.rstrip()) :] if prompt else None for prompt in prompts]
         known = {end: NO_CONTEXT if end is None else context_of(self.tokenizer, end) for end in set(contexts)}
-        joined = [separator(prompt) + text for text, prompt in zip(texts, prompts, strict=True)]
-        encoded = self._encode_behind([known[end] for end in contexts], joined, max_length - 1)
-        return [Encoded([*e.ids, eos], [*e.words, -1], e.truncated) for e in encoded]
+        joints = [separator(prompt) for prompt in prompts]
+        joined = [joint + text for joint, text in zip(joints, texts, strict=True)]
+        encoded = self._encode_behind([known[end] for end in contexts], joined, max_length - 1, with_offsets)
+        return [self._ended(_moved(e, len(joint))) for e, joint in zip(encoded, joints, strict=True)]
 
-    def _encode_behind(self, contexts: list[Context], texts: list[str], max_length: int) -> list[Encoded]:
+    def _ended(self, text: Encoded) -> Encoded:
+        """With EOS, which stands for no character."""
+        offsets = [*text.offsets, (0, 0)] if text.offsets else ()
+        return Encoded([*text.ids, self.eos_id], [*text.words, -1], text.truncated, offsets)
+
+    def _encode_behind(
+        self, contexts: list[Context], texts: list[str], max_length: int, offsets: bool
+    ) -> list[Encoded]:
         """Each text as it is tokenised behind its context, without the context's tokens."""
         encoded: dict[int, Encoded] = {}
         for context in dict.fromkeys(contexts):
             chosen = [n for n, own in enumerate(contexts) if own == context]
             found = self._encode(
-                [context.text + texts[n] for n in chosen], max_length + context.size, "right", special=False
+                [context.text + texts[n] for n in chosen], max_length + context.size, "right", False, False, offsets
             )
-            for n, (ids, words, truncated) in zip(chosen, found):
+            for n, (ids, words, truncated, places) in zip(chosen, found):
                 first = min((word for word in words[context.size :] if word >= 0), default=0) if context.size else 0
                 words = [word if word < 0 else word - first for word in words[context.size :]]
-                encoded[n] = Encoded(ids[context.size :], words, truncated)
+                own = Encoded(ids[context.size :], words, truncated, places[context.size :])
+                encoded[n] = _moved(own, len(context.text))
         return [encoded[n] for n in sorted(encoded)]
 
     def _encode(
-        self, texts: list[str], max_length: int, side: str, target: bool = False, special: bool = True
+        self,
+        texts: list[str],
+        max_length: int,
+        side: str,
+        target: bool = False,
+        special: bool = True,
+        offsets: bool = False,
     ) -> list[Encoded]:
-        def run(texts: list[str], **kwargs: Any) -> list[tuple[list[int], list[int]]]:
+        def run(texts: list[str], cut: bool, **kwargs: Any) -> list[Encoded]:
             given = {"text_target": texts} if target else {"text": texts}
             out = self.tokenizer(**given, add_special_tokens=special, verbose=False, **kwargs)
-            return [(ids, self._words(out, i, ids)) for i, ids in enumerate(out["input_ids"])]
+            return [
+                Encoded(ids, self._words(out, i, ids), cut, out[i].offsets if offsets else ())
+                for i, ids in enumerate(out["input_ids"])
+            ]
 
-        encoded = [Encoded(ids, words, False) for ids, words in run(texts)] if texts else []
+        encoded = run(texts, False) if texts else []
         long = [i for i, e in enumerate(encoded) if len(e.ids) > max_length]
         if long:
             side_before, self.tokenizer.truncation_side = self.tokenizer.truncation_side, side
             try:
-                cut = run([texts[i] for i in long], truncation=True, max_length=max_length)
+                cut = run([texts[i] for i in long], True, truncation=True, max_length=max_length)
             finally:
                 self.tokenizer.truncation_side = side_before
                 if self.tokenizer.is_fast:
                     self.tokenizer.backend_tokenizer.no_truncation()
-            for i, (ids, words) in zip(long, cut, strict=True):
-                encoded[i] = Encoded(ids, words, True)
+            for i, text in zip(long, cut, strict=True):
+                encoded[i] = text
         return encoded
 
     def _words(self, out: Any, number: int, ids: list[int]) -> list[int]:
@@ -145,3 +171,10 @@ class Codec:
     def show(self, ids: list[int]) -> str:
         """Text with the special tokens in it, for the log of masked targets."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False)).strip()
+
+
+def _moved(text: Encoded, characters: int) -> Encoded:
+    """With offsets in a text that has these characters less at its beginning."""
+    return text._replace(
+        offsets=[(max(start - characters, 0), max(end - characters, 0)) for start, end in text.offsets]
+    )

@@ -9,17 +9,14 @@ from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.experiments.provenance import Provenance
-from semioffline.experiments.results import Comparison, MetricSummary
+from semioffline.experiments.results import Comparison, MethodSummary, MetricSummary
 from semioffline.printing import markdown_cell, markdown_code, markdown_text, show_table
 
 Cell = str
 LEVEL = 0.05
 """A difference with p below it counts."""
-CAPTION = (
-    "On the test inputs, with a 95 % bootstrap interval; * differs from {reference} (paired bootstrap, p < {level}). "
-    "Validation: the best reward there, by which settings are chosen. "
-    "Matched after: the seconds until {reference} first had, on validation, the best reward of this method."
-)
+INITIAL = "initial"
+"""Tested step of a method whose best checkpoint is the one that it started from."""
 
 
 def read_result(path: Path) -> Any:
@@ -33,7 +30,8 @@ def read_result(path: Path) -> Any:
 def rows(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     """(header, lines) of a comparison."""
     metrics, percent = comparison.metrics, comparison.percent
-    header = ["method", "seeds", *metrics, "validation", "FP / input", "steps", "seconds", "matched after", "peak MB"]
+    header = ["method", "seeds", *metrics, "validation", "FP / input", "steps", "tested step", "seconds"]
+    header += ["matched after", "peak MB"]
     lines = []
     for name, method in comparison.methods.items():
         # `percent` has all metrics but those of the surface, which get no interval
@@ -45,12 +43,25 @@ def rows(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
             f"{method.best_reward:.4f}",
             f"{method.forward_passes:.4g}",
             f"{method.steps:.0f}",
+            _tested(method),
             "–" if method.seconds is None else f"{method.seconds:.1f}",
             _matched(name, comparison),
             "–" if method.peak_mb is None else f"{method.peak_mb:.0f}",
         ]
         lines.append(line)
     return header, lines
+
+
+def _tested(method: MethodSummary) -> Cell:
+    """The step of the tested checkpoint of each seed, once where they are the same."""
+    steps: dict[int | None, str] = {0: INITIAL, None: "last"}
+    return ", ".join(dict.fromkeys(steps.get(step) or str(step) for step in method.best_steps)) or "–"
+
+
+def _stayed(comparison: Comparison) -> list[str]:
+    """Methods that were trained, and whose best checkpoint is the initial one with every seed."""
+    return [name for name, method in comparison.methods.items()
+            if method.steps and method.best_steps and not any(step != 0 for step in method.best_steps)]  # fmt: skip
 
 
 def _matched(name: str, comparison: Comparison) -> Cell:
@@ -88,11 +99,29 @@ def as_lines(header: list[str], lines: list[list[Cell]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines]]
 
 
+def explanations(comparison: Comparison, name: Callable[[str], str] = str) -> list[tuple[str, str]]:
+    """column -> what it says. name: writes the name of a method or run."""
+    reference, metrics = name(comparison.reference), [name(metric) for metric in comparison.metrics]
+    columns = [
+        ("Metrics", f"on the test inputs, with a 95 % bootstrap interval; * differs from {reference} (paired "
+         f"bootstrap, p < {LEVEL})"),
+        ("Validation", "the best reward there, by which settings are chosen"),
+        ("FP / input", "forward passes of the decoder per training input, to sample or score texts"),
+        ("Tested step", f"of the checkpoint with the best validation reward; {INITIAL}: the one before training"),
+        ("Matched after", f"seconds until {reference} first had, on validation, the best reward of this method"),
+    ]  # fmt: skip
+    shown = [each for each, metric in zip(metrics, comparison.metrics) if comparison.percent.get(metric)]
+    return [*columns, ("Times 100", ", ".join(shown))] if shown else columns
+
+
 def caption(comparison: Comparison, name: Callable[[str], str] = str) -> str:
-    """name: writes the name of a method or run."""
-    missing = comparison.missing
-    left_out = f" Not run: {', '.join(map(name, missing))} (method:seed)." if missing else ""
-    return CAPTION.format(reference=name(comparison.reference), level=LEVEL) + left_out
+    """What the columns say, and what is not in the table. name: writes the name of a method or run."""
+    told = [f"{column}: {text}." for column, text in explanations(comparison, name)]
+    if stayed := _stayed(comparison):
+        told.append(f"No checkpoint was better than the initial one, which is tested: {', '.join(map(name, stayed))}.")
+    if comparison.missing:
+        told.append(f"Not run: {', '.join(map(name, comparison.missing))} (method:seed).")
+    return " ".join(told)
 
 
 def about(made: Provenance) -> str:

@@ -1,24 +1,54 @@
-"""Rewards that may hang or fail for a moment: a limit on their time, and another try."""
+"""Rewards that may hang or fail for a moment: a limit on their time, and another try.
+
+A function that does not end cannot be stopped from outside. Training stops with an error, and the function ends with
+the process. One that does not even let other threads run (a regular expression that tries endlessly) is ended with the
+process: exit code 1, and stderr shows where it was.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import inspect
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.client import HTTPException
 from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.rewards.contract import RewardFunction, WrappedReward
 
+GRACE = 1.0
+"""Seconds that a coroutine has to end after it was cancelled."""
+LAST = 5.0
+"""Seconds after a limit until the process is ended, where no thread could run to say that the time is over."""
+
+
+def no_answer(seconds: float) -> str:
+    return f"no answer after {seconds:g} s (reward_timeout)"
+
+
+@contextmanager
+def end_process_after(seconds: float | None) -> Iterator[None]:
+    """End this process when the block takes much longer than `seconds`: a watchdog that needs no Python to run."""
+    stream = sys.__stderr__
+    if seconds is None or stream is None or stream.closed:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds + GRACE + LAST, exit=True, file=stream)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
 
 class TimeLimit(WrappedReward):
     """Raises TimeoutError when a call takes longer than `seconds`.
 
-    A plain function runs in a thread of its own, which cannot be stopped from outside: it is left behind, and ends with
-    the process. A coroutine is cancelled.
+    A plain function runs in a thread of its own, which is left behind. A coroutine is cancelled.
     """
 
     def __init__(self, function: RewardFunction, seconds: float) -> None:
@@ -39,9 +69,11 @@ class TimeLimit(WrappedReward):
                 errors.append(error)
             done.set()
 
-        threading.Thread(target=work, name=f"reward {self.name}", daemon=True).start()
-        if not done.wait(self.seconds):
-            raise TimeoutError(self._message())
+        with end_process_after(self.seconds):  # first of all: the function may keep this thread from going on
+            threading.Thread(target=work, name=f"reward {self.name}", daemon=True).start()
+            in_time = done.wait(self.seconds)
+        if not in_time:
+            raise TimeoutError(no_answer(self.seconds))
         if errors:
             raise errors[0]
         [value] = values
@@ -49,12 +81,12 @@ class TimeLimit(WrappedReward):
 
     async def _wait(self, value: Any) -> Any:
         try:
-            return await asyncio.wait_for(value, self.seconds)
+            async with asyncio.timeout(self.seconds) as limit:
+                return await value
         except TimeoutError as error:
-            raise TimeoutError(self._message()) from error
-
-    def _message(self) -> str:
-        return f"no answer after {self.seconds:g} s (reward_timeout)"
+            if not limit.expired():  # the reward's own
+                raise
+            raise TimeoutError(no_answer(self.seconds)) from error
 
 
 def time_limit(function: RewardFunction, seconds: float | None) -> RewardFunction:

@@ -84,7 +84,7 @@ def load_reward(
 
         return family, LengthPenalty.parse(rest)
     if ":" in given:
-        reward = as_reward(_import(given))
+        reward = as_reward(import_function(given))
         return reward.name, reward
     raise unknown("reward", given, [*known, *(f"{name}:NAME" for name in FAMILIES)])
 
@@ -108,17 +108,17 @@ def _load_model(family: str, given: str, processing_class: Any, device: Any) -> 
     return reward
 
 
-def _import(given: str) -> RewardFunction:
-    """ "rewards.py:score" or "package.module:score", code that the user wrote."""
+def import_function(given: str, what: str = "reward") -> Callable[..., Any]:
+    """ "rewards.py:score" or "package.module:score", code that the user wrote. what: its setting, for messages."""
     place, _, name = given.rpartition(":")
     try:
         if place.endswith(".py"):
             path = Path(place)
             if not path.is_file():
-                raise UserError(f"reward '{given}': there is no file {place}")
+                raise UserError(f"{what} '{given}': there is no file {place}")
             spec = importlib.util.spec_from_file_location(path.stem, path)
             if spec is None or spec.loader is None:
-                raise UserError(f"reward '{given}': {place} is not a Python file")
+                raise UserError(f"{what} '{given}': {place} is not a Python file")
             module = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(path.stem, module)
             spec.loader.exec_module(module)
@@ -129,9 +129,9 @@ def _import(given: str) -> RewardFunction:
     except ModuleNotFoundError as error:
         if error.name == place and get_close_matches(place, [*FAMILIES, "length_penalty"], cutoff=0.6):
             raise unknown("kind of reward", place, [*FAMILIES, "length_penalty"]) from error
-        raise UserError(f"reward '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise UserError(f"reward '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{what} '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
+        raise UserError(f"{what} '{given}': cannot import {place}: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, name, None)):
         raise unknown(f"function in {place}", name, [n for n in vars(module) if callable(getattr(module, n))])
     return getattr(module, name)

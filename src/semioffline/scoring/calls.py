@@ -6,10 +6,11 @@ import copy
 import inspect
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from semioffline.errors import UserError
+from semioffline.errors import UserError, short
+from semioffline.rewards.containment import Contained
 from semioffline.rewards.contract import Reward
 from semioffline.rewards.limits import time_limit
 from semioffline.validation import show
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 LARGEST = 1e15
 """Rewards are below it: float32 has no room for the squares of much larger ones, and training would end in NaN."""
+_LONGEST_MESSAGE = 1000
+"""Characters of an exception's message that are shown."""
 
 
 class RewardError(UserError):
@@ -58,15 +61,25 @@ def _own_values(values: list[Any]) -> list[Any]:
 
 
 def call(name: str, function: Reward, columns: dict[str, list], timeout: float | None = None) -> Any:
-    """What the function returns, awaitable or not; an exception comes with the function's name."""
+    """What the function returns, awaitable or not; an exception comes with the function's name. So does sys.exit(),
+    which would end training without a result."""
     try:
-        return time_limit(function, timeout)(**columns)
-    except Exception as error:
+        return time_limit(Contained(function), timeout)(**columns)
+    except KeyboardInterrupt:  # Ctrl-C
+        raise
+    except BaseException as error:
         raise raised(name, error) from error
 
 
 def raised(name: str, error: BaseException) -> RewardError:
-    return RewardError(f"the reward function '{name}' raised {type(error).__name__}: {error}")
+    return RewardError(f"the reward function '{name}' raised {type(error).__name__}: {_message(error)}")
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return short(str(error), _LONGEST_MESSAGE)
+    except Exception as another:
+        return f"(its message cannot be made: {type(another).__name__})"
 
 
 def call_once(
@@ -89,7 +102,7 @@ def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
     """One finite number, None or NaN for each sample; None and NaN become NaN. texts: the samples."""
     number = len(texts)
     if hasattr(out, "tolist"):  # an array or a tensor
-        out = out.tolist()
+        out = _converted(name, out.tolist)
     if not isinstance(out, (list, tuple)):
         raise RewardError(
             f"the reward function '{name}' returned {type(out).__name__}, but must return a list of {number} numbers"
@@ -111,11 +124,21 @@ def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
 _WARNED: set[str] = set()
 
 
+def _converted(name: str, convert: Callable[[], Any]) -> Any:
+    """A tensor or array as plain numbers; one of several numbers is no single number, a sparse tensor is no list."""
+    try:
+        return convert()
+    except Exception as error:
+        raise RewardError(
+            f"the reward function '{name}' returned what cannot be read as numbers: {_message(error)}"
+        ) from error
+
+
 def _number(name: str, at: int, value: Any, text: str) -> float:
     if value is None:
         value = math.nan
     if not isinstance(value, (int, float)) and hasattr(value, "item"):
-        value = value.item()
+        value = _converted(name, value.item)
     if not isinstance(value, (int, float)) or abs(value) >= LARGEST:
         raise RewardError(
             f"the reward function '{name}' returned {show(value)} for sample {at}, {text[:80]!r}: "

@@ -1,6 +1,9 @@
 """Processes that score samples with built-in rewards while the model goes on. They live as long as this process.
 
 python -m semioffline.scoring.pool WORKERS is the one that deals the samples out to the others.
+
+A step takes about as long with concurrent.futures.ProcessPoolExecutor (`benchmarks/reward_workers.py`: 1.04 times). Its
+processes import the user's script again, which fails without a main guard, and they stay when this process is killed.
 """
 
 from __future__ import annotations
@@ -8,18 +11,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from semioffline.rewards.limits import GRACE
 from semioffline.scoring.worker import Group, Message, PoolError, deal, encode_message, read_groups, read_message, serve
 
 MOST_WORKERS = 16
 """More processes than this gain little: a chunk is then scored faster than it is handed over."""
+START = 60.0
+"""Seconds that processes may take to start and to read a tokenizer, beside the time limit of rewards."""
 LEAST = 8
 """Samples that are worth a process of their own."""
 
@@ -28,8 +35,10 @@ class Workers:
     """Processes, each behind a pipe. Started as programs of their own: nothing of CUDA, of the user's script or of this
     process's threads is in them, and they end when this process does, however it ends."""
 
-    def __init__(self, number: int, *program: str):
-        """program: a module of this package and its arguments; a worker that scores if there is none."""
+    def __init__(self, number: int, *program: str, own_group: bool = False):
+        """program: a module of this package and its arguments; a worker that scores if there is none. own_group:
+        whether each leads a group of processes, with those that it starts; a whole group can be ended at once."""
+        self.own_group = own_group and hasattr(os, "killpg")
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         self.processes = [
@@ -38,6 +47,7 @@ class Workers:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,
+                process_group=0 if self.own_group else None,
             )
             for _ in range(number)
         ]
@@ -78,9 +88,20 @@ class Workers:
             try:
                 worker.wait(2)
             except subprocess.TimeoutExpired:
-                worker.kill()
+                self.kill()
                 worker.wait()
             worker.stdout.close()  # type: ignore[union-attr]
+
+    def kill(self) -> None:
+        """End those that run, whatever they do: also what was stopped by a signal."""
+        for worker in self.processes:
+            if worker.poll() is not None:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                if self.own_group:
+                    os.killpg(worker.pid, signal.SIGKILL)
+                else:
+                    worker.kill()
 
 
 class RewardPool:
@@ -93,7 +114,8 @@ class RewardPool:
     def __init__(self, number: int):
         self._lock = threading.Lock()
         self._tokenizer: str | None = None
-        self.dealer = Workers(1, *(("semioffline.scoring.pool", str(number)) if number > 1 else ()))
+        program = ("semioffline.scoring.pool", str(number)) if number > 1 else ()
+        self.dealer = Workers(1, *program, own_group=True)
 
     def ask(
         self,
@@ -115,17 +137,32 @@ class RewardPool:
             raise PoolError(f"a column cannot be handed over: {error}") from error
         self._lock.acquire()
         try:
-            if tokenizer != self._tokenizer:
-                self.dealer.write([encode_message({"tokenizer": tokenizer})])
-                self.dealer.read(1)
-                self._tokenizer = tokenizer
-            self.dealer.write([request])
+            with self.limit(None if timeout is None else timeout + START):
+                if tokenizer != self._tokenizer:
+                    self.dealer.write([encode_message({"tokenizer": tokenizer})])
+                    self.dealer.read(1)
+                    self._tokenizer = tokenizer
+                self.dealer.write([request])
         except BaseException as error:
             if not isinstance(error, PoolError):  # interrupted in the middle of a message
                 self.close()
             self._lock.release()
             raise
-        return Asked(self, len(rewards))
+        return Asked(self, len(rewards), None if timeout is None else len(rewards) * timeout + GRACE)
+
+    @contextlib.contextmanager
+    def limit(self, seconds: float | None) -> Iterator[None]:
+        """End the processes when a block takes longer: one that was stopped (SIGSTOP) neither reads nor answers, and
+        keeps no time limit itself. What waits for them then gets an error."""
+        if seconds is None:
+            yield
+            return
+        timer = threading.Timer(seconds, self.dealer.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def release(self) -> None:
         self._lock.release()
@@ -141,21 +178,24 @@ class RewardPool:
 class Asked:
     """One request on its way: the draws go out, the values come back."""
 
-    def __init__(self, pool: RewardPool, rewards: int):
+    def __init__(self, pool: RewardPool, rewards: int, seconds: float | None):
         self._pool: RewardPool | None = pool
         self._rewards = rewards
+        self._seconds = seconds
 
     def send(self, draws: np.ndarray) -> None:
         """draws: int32, group after group."""
         assert self._pool is not None
-        self._pool.dealer.write([encode_message({}, draws.tobytes())])
+        with self._pool.limit(self._seconds):
+            self._pool.dealer.write([encode_message({}, draws.tobytes())])
 
     def values(self) -> list[np.ndarray]:
         """For each reward, the values of all samples."""
         assert self._pool is not None
         pool, self._pool = self._pool, None
         try:
-            [answer] = pool.dealer.read(1)
+            with pool.limit(self._seconds):
+                [answer] = pool.dealer.read(1)
         except PoolError:
             raise
         except BaseException:  # interrupted: the answer would be taken for that of the next question

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from semioffline.errors import UserError
 from semioffline.rewards.contract import Reward
 from semioffline.rewards.registry import FAMILIES
-from semioffline.scoring.calls import call, call_once, check, own_copy, raised
+from semioffline.scoring.awaiting import await_all
+from semioffline.scoring.calls import call, call_once, check, own_copy
 from semioffline.scoring.named import find_reward, reward_names
 from semioffline.storage.untrusted import check_name
 
@@ -69,6 +69,7 @@ class RewardSet:
         pairs = zip(self.weights, self.functions, strict=True)
         return cast(Tensor, sum(weight * parts[name] for weight, name in pairs))
 
+    @torch.no_grad()  # also for a function that switches gradients off and leaves them so
     def call(
         self, columns: dict[str, list[Any]], rows: Sequence[int] | None = None, but: Sequence[str] = ()
     ) -> dict[str, list[float]]:
@@ -92,7 +93,7 @@ class RewardSet:
             else:
                 results[name] = check(name, out, texts)
         if waiting:
-            results |= {name: check(name, out, texts) for name, out in _await_all(waiting).items()}
+            results |= {name: check(name, out, texts) for name, out in await_all(waiting, self.timeout).items()}
         return {name: results[name] for name in self.functions if name in results}
 
 
@@ -105,28 +106,3 @@ def _is_built_in(given: Any, function: Reward) -> bool:
     if not isinstance(given, str) or not (given in reward_names() or given.startswith("length_penalty:")):
         return False
     return not function.on_device and not function.single_process
-
-
-_LOOP: list[asyncio.AbstractEventLoop] = []
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One loop in a thread of its own for the whole run: it works inside a notebook's loop too, and what a reward keeps
-    between steps (semaphores, HTTP clients) stays valid."""
-    if not _LOOP:
-        _LOOP.append(asyncio.new_event_loop())
-        threading.Thread(target=_LOOP[0].run_forever, daemon=True).start()
-    return _LOOP[0]
-
-
-def _await_all(waiting: dict[str, Awaitable[object]]) -> dict[str, object]:
-    """Run coroutines at the same time."""
-
-    async def gather() -> list[object]:
-        return await asyncio.gather(*waiting.values(), return_exceptions=True)
-
-    out = asyncio.run_coroutine_threadsafe(gather(), _event_loop()).result()
-    for name, value in zip(waiting, out, strict=True):
-        if isinstance(value, BaseException):
-            raise raised(name, value) from value
-    return dict(zip(waiting, out, strict=True))

@@ -23,6 +23,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from semioffline.errors import UserError
 from semioffline.storage.files import find_damage, replace_folder, sync_file, write_atomically, write_sums, writing
+from semioffline.training.rollouts import Rollouts
 from semioffline.training.run_log import LOG, as_numbers
 
 STAGING = "incomplete-checkpoint"
@@ -38,6 +39,7 @@ class SafeCheckpoints(Trainer):
     policy: Any
     step_metrics: dict[str, list[float | Tensor]]
     staging: str | None = None
+    rollouts: Rollouts | None = None
     _resumed: str | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -120,11 +122,15 @@ class SafeCheckpoints(Trainer):
             "patience": [stopping.early_stopping_patience_counter for stopping in self._early_stopping()],
         }
         write_atomically(checkpoint / PROGRESS.format(rank=self.args.process_index), json.dumps(progress))
+        if self.rollouts is not None:
+            self.rollouts.save(checkpoint, self.args.process_index, self.state.global_step)
 
     def restore_progress(self, control: TrainerControl) -> None:
         """Go on with what was counted until the checkpoint; those of earlier versions do not say."""
         if self._resumed is None:
             return
+        if self.rollouts is not None:
+            self.rollouts.load(Path(self._resumed), self.args.process_index, self.state.global_step)
         paths = [Path(self._resumed, PROGRESS.format(rank=rank)) for rank in (self.args.process_index, 0)]
         path = next((path for path in paths if path.exists()), None)
         if path is None:

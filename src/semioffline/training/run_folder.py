@@ -7,7 +7,8 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from semioffline.evaluation.results import MetricResult, write_predictions
 from semioffline.storage.files import is_unused, lock_folder, make_folder, open_for_writing, read_json, write_atomically
 from semioffline.storage.records import Record
 from semioffline.training.initial_outputs import write_initial_outputs
+from semioffline.validation import show
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,7 +77,7 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
         raise UserError("--output_dir must not be empty: name a folder")
     if path.is_file():
         raise UserError(f"--output_dir {path} is a file")
-    first = int(os.environ.get("RANK", "0")) == 0  # the other processes may find what the first has written already
+    first = process_rank() == 0  # the other processes may find what the first has written already
     if first and not resume and path.is_dir() and not is_unused(path):
         go_on = "add --resume to go on with it, or " if can_resume else ""
         raise UserError(f"--output_dir {path} is not empty: {go_on}name another folder")
@@ -83,6 +85,14 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
     if first and lock:
         lock_folder(path)
     return path
+
+
+def process_rank() -> int:
+    """The number of this process among those that torchrun has started."""
+    given = os.environ.get("RANK", "0")
+    if not given.isdigit():
+        raise UserError(f"the environment variable RANK={show(given)} must be a whole number: torchrun sets it")
+    return int(given)
 
 
 def write_settings(folder: Path, *options: DataclassInstance) -> None:
@@ -104,31 +114,51 @@ def write_result(folder: Path, result: Mapping[str, object]) -> None:
     write_atomically(folder / RESULT, json.dumps(result, indent=1))
 
 
-def write_inputs(trainer: SemiOfflineTrainer, folder: Path, described: Sequence[DataclassInstance]) -> None:
-    """Before training: settings and versions, and what the initial checkpoint writes for the validation split."""
-    if trainer.accelerator.is_main_process:
-        make_folder(folder)
-        write_settings(folder, *described, trainer.args)
-    write_initial_outputs(trainer, folder)
+class RunFolder:
+    """What a trainer leaves in its run folder, unless write_result is off."""
 
+    def __init__(self, trainer: SemiOfflineTrainer) -> None:
+        self.trainer = trainer
+        self.result: TrainResult | None = None
+        """What result.json holds, after training."""
+        self._described: tuple[DataclassInstance, ...] = ()
+        self._started = 0.0
 
-def write_outputs(trainer: SemiOfflineTrainer, folder: Path, seconds: float) -> TrainResult:
-    """After training: predictions.jsonl of the validation split, if there is one, and result.json. The seconds of a
-    run that was complete before stay. seconds: of training, also before a resume."""
-    result = TrainResult(
-        method=trainer.args.method,
-        steps=trainer.state.global_step,
-        seconds=seconds,
-        cost_per_input=trainer.policy.meter.per_input(),
-        truncation=str(trainer.train_dataset.truncation),
-    )
-    if trainer.run_log.found_all and (folder / RESULT).exists():
-        result = replace(result, seconds=read_json(folder / RESULT)["seconds"])
-    if isinstance(trainer.eval_dataset, Examples):
-        evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
-        result = replace(result, metrics=evaluation.result(seed=trainer.args.seed))
+    def describe(self, *options: DataclassInstance) -> None:
+        """What else config.yaml holds: where data and model come from, for one."""
+        self._described = options
+
+    def begin(self) -> None:
+        """Before training: settings and versions, and what the initial checkpoint writes for the validation split."""
+        args = self.trainer.args
+        if args.write_result:
+            folder = Path(str(args.output_dir))
+            if self.trainer.accelerator.is_main_process:
+                make_folder(folder)
+                write_settings(folder, *self._described, args)
+            write_initial_outputs(self.trainer, folder)
+        self._started = time.perf_counter()
+
+    def finish(self) -> None:
+        """After training: predictions.jsonl of the validation split, if there is one, and result.json. The seconds of
+        a run that was complete before stay."""
+        trainer, folder = self.trainer, Path(str(self.trainer.args.output_dir))
+        if not trainer.args.write_result:
+            return
+        result = TrainResult(
+            method=trainer.args.method,
+            steps=trainer.state.global_step,
+            seconds=time.perf_counter() - self._started + trainer.run_log.before,
+            cost_per_input=trainer.policy.meter.per_input(),
+            truncation=str(trainer.train_dataset.truncation),
+        )
+        if trainer.run_log.found_all and (folder / RESULT).exists():
+            result = replace(result, seconds=read_json(folder / RESULT)["seconds"])
+        if isinstance(trainer.eval_dataset, Examples):
+            evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
+            result = replace(result, metrics=evaluation.result(seed=trainer.args.seed))
+            if trainer.accelerator.is_main_process:
+                write_predictions(folder / PREDICTIONS, evaluation, trainer.eval_dataset)
         if trainer.accelerator.is_main_process:
-            write_predictions(folder / PREDICTIONS, evaluation, trainer.eval_dataset)
-    if trainer.accelerator.is_main_process:
-        write_result(folder, result.to_json())
-    return result
+            write_result(folder, result.to_json())
+        self.result = result

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import DynamoBackend, gather_object
@@ -22,12 +22,14 @@ from semioffline.algorithm.tensors import Batch, HostCopy, StepOutput
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.cuda.functions import Replayed
 from semioffline.cuda.update import replay_updates
-from semioffline.data.examples import Collator, Epochs, Examples, LikeLengths, as_dataset
+from semioffline.data.examples import Collator, Examples, LikeLengths, as_dataset
 from semioffline.data.lengths import text_limits
+from semioffline.data.order import Epochs, Repeated, Sequential, Shuffled
 from semioffline.errors import UserError, told_in_one_line
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
 from semioffline.evaluation.results import Evaluation
+from semioffline.evaluation.statistics import standard_error
 from semioffline.methods.base import BaseMethod
 from semioffline.methods.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
@@ -39,12 +41,11 @@ from semioffline.scoring.scorer import Scorer
 from semioffline.storage.files import find_damage, whole_folder
 from semioffline.training.balance import Balance
 from semioffline.training.checkpoints import Progress, SafeCheckpoints
-from semioffline.training.run_folder import TrainResult, write_inputs, write_outputs
+from semioffline.training.own_rates import set_own_rates
+from semioffline.training.rollouts import Rollouts
+from semioffline.training.run_folder import RunFolder
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 class NonFiniteLoss(UserError):
@@ -91,7 +92,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
             raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
-        train_dataset = self.prepare(train_dataset, args, self.method.static_target, self.method.needs_candidates)
+        own = self.method.static_target, self.method.needs_candidates, self.method.mask_where
+        train_dataset = self.prepare(train_dataset, args, *own)
         eval_dataset = self.prepare(eval_dataset, args)
         with told_in_one_line(ValueError, ImportError, RuntimeError):  # a logger that is not installed, for one
             super().__init__(
@@ -117,17 +119,12 @@ class SemiOfflineTrainer(SafeCheckpoints):
         args.metric_for_best_model = best_metric(args, self.reward_set, self.eval_dataset)
         if self.train_dataset is not None:
             self.method.prepare(self.policy, self.train_dataset)
+        self.rollouts = Rollouts(self.method.repeats) if self.method.repeats else None
         ratio = self.method.rl_ratio
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
-        self.result: TrainResult | None = None
-        """What result.json holds, after `train`."""
-        self._described: tuple[DataclassInstance, ...] = ()
-
-    def describe(self, *options: DataclassInstance) -> None:
-        """What else config.yaml holds: where data and model come from, for one."""
-        self._described = options
+        self.run_folder = RunFolder(self)
 
     def _set_up_acceleration(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -150,6 +147,8 @@ class SemiOfflineTrainer(SafeCheckpoints):
         made = self.optimizer is None
         with told_in_one_line(ValueError, ImportError, before=f"optim={show(self.args.optim)}: "):
             optimizer = super().create_optimizer(*args, **kwargs)
+        if made:
+            set_own_rates(optimizer, self.method.own_rates())
         if made and self.args.cuda_graphs and self.accelerator.scaler is None:
             replay_updates(self.policy.trunk, optimizer, self.accelerator)
         return optimizer
@@ -176,13 +175,15 @@ class SemiOfflineTrainer(SafeCheckpoints):
         args: MethodConfig | None = None,
         static_target: StaticTarget = "ground_truth",
         with_candidates: bool = False,
+        mask_where: str | None = None,
     ) -> Any:
         """Check and tokenise a dataset with the settings of this run."""
         args = self.args if args is None else args
         if dataset is None or isinstance(dataset, Examples):
             return dataset
         if isinstance(dataset, dict):
-            return {name: self.prepare(part, args, static_target, with_candidates) for name, part in dataset.items()}
+            own = static_target, with_candidates, mask_where
+            return {name: self.prepare(part, args, *own) for name, part in dataset.items()}
         return Examples(
             as_dataset(dataset),
             self.policy,
@@ -191,6 +192,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             static_target,
             args.shows_bars,
             with_candidates,
+            mask_where,
         )
 
     # ---- one step ----
@@ -232,6 +234,9 @@ class SemiOfflineTrainer(SafeCheckpoints):
         squares: dict[str, Tensor] = {}
         recorded = squares if measured is not None or self._log_is_due() else None
         with self.compute_loss_context_manager(), self.policy.through(model), self.policy.watch(recorded):
+            if self.rollouts is not None:
+                roll_out = partial(self.method.roll_out, self.policy, score=self.scorer, randomness=randomness)
+                batch = self.rollouts.attach(batch, randomness.step, roll_out)
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             if self.balance is not None:
                 output = self.balance.weigh(output)
@@ -278,12 +283,18 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return 0
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        if self.args.train_sampling_strategy != "group_by_length":
+        strategy, seed = self.args.train_sampling_strategy, self.args.seed
+        if strategy != "group_by_length" and self.method.repeats < 2:
             return super()._get_train_sampler(train_dataset)
         examples = (train_dataset or self.train_dataset).examples
-        lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return self._epochs.follow(LikeLengths(lengths, together, self.args.seed))
+        order: Any = (Sequential if strategy == "sequential" else Shuffled)(len(examples), seed)
+        if strategy == "group_by_length":
+            lengths = [len(example.source.ids) + len(example.target.ids) for example in examples]
+            order = LikeLengths(lengths, together, seed)
+        if self.method.repeats > 1:
+            order = Repeated(order, len(examples), together * self.args.world_size, self.method.repeats)
+        return self._epochs.follow(order)
 
     # ---- log ----
 
@@ -334,6 +345,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if self.reward_set.functions:
             pairs = zip(self.reward_set.weights, self.reward_set.functions, strict=True)
             means["reward"] = sum(weight * means[name] for weight, name in pairs)
+            means["reward_stderr"] = standard_error(self.reward_set.add(evaluation.values))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
         metrics[f"{metric_key_prefix}_runtime"] = time.perf_counter() - started
         self.log(metrics)
@@ -354,21 +366,19 @@ class SemiOfflineTrainer(SafeCheckpoints):
             ids = [shares[n % world][n // world] for n in range(len(examples))]
         metrics = [m for m in self.args.eval_metrics if m not in self.reward_set.functions]
         every: list[Metric] = [*self.reward_set.functions.values(), *metrics]
-        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device)
+        batches, limit = math.ceil(len(examples) / self.args.per_device_train_batch_size), self.args.reward_timeout
+        limit = limit and limit * batches
+        return measure(self.policy.tokens.decode(ids), examples, every, decoding, ids, self.args.device, limit)
 
     # ---- checkpoints ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
-        folder, writes = Path(str(self.args.output_dir)), self.args.write_result
-        if writes:
-            write_inputs(self, folder, self._described)
+        self.run_folder.begin()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
-        started = time.perf_counter()
         done = super().train(resume_from_checkpoint, *args, **kwargs)
-        seconds = time.perf_counter() - started + self.run_log.before
-        self.result = write_outputs(self, folder, seconds) if writes else None
+        self.run_folder.finish()
         return done
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
@@ -394,7 +404,5 @@ class SemiOfflineTrainer(SafeCheckpoints):
 
 
 def _callbacks(args: MethodConfig) -> list[TrainerCallback]:
-    callbacks: list[TrainerCallback] = []
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
-    return callbacks
+    patience = args.early_stopping_patience
+    return [] if patience is None else [EarlyStoppingCallback(patience)]

@@ -1,0 +1,39 @@
+"""The end of a command's own process: neither too early nor too late because of code that a user has given."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from semioffline.printing import say
+
+PATIENCE, PATIENCE_AFTER_ERROR = 60.0, 3.0
+"""Seconds that threads have to end after the command: of a logger that uploads, for one."""
+_end_process = os._exit
+
+
+def count_early_end_as_error() -> None:
+    """os._exit(0) in a reward would look like success, without a result. Processes that are forked may call it."""
+    process = os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        _end_process(status or (1 if os.getpid() == process else 0))
+
+    setattr(os, "_exit", leave)  # noqa: B010  (not a name that this file defines)
+
+
+def end_soon(code: int) -> None:
+    """Do not wait without limit for threads that Python waits for: a reward that hangs may have started them."""
+    threading.Thread(target=_end, args=(code,), daemon=True).start()
+
+
+def _end(code: int) -> None:
+    time.sleep(PATIENCE_AFTER_ERROR if code else PATIENCE)
+    if any(thread.is_alive() for thread in threading.enumerate() if not thread.daemon):
+        say("semioffline: ends without waiting for threads that do not end", error=True)
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        _end_process(code)

@@ -1,0 +1,91 @@
+"""semioffline rate: blind human ratings of what runs have written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from semioffline.cli.options import parse
+from semioffline.cli.report import leading_folders
+from semioffline.errors import UserError
+from semioffline.printing import say, show_table
+from semioffline.report.page import REPORT, write_report
+from semioffline.report.rated import RatingTable, add_ratings, collect
+from semioffline.report.rating import CRITERIA, KEY, PAGE, Key, Protocol, write_rating_page
+from semioffline.storage.files import read_json
+from semioffline.storage.untrusted import check_name
+from semioffline.training.run_folder import open_folder
+from semioffline.validation import BATCH, Options, setting
+
+
+@dataclass
+class RateOptions(Options):
+    protocol: str = setting(
+        "overall",
+        "overall: one score from -1 to 1 (SAMSum); criteria: named ones from 1 to 3 (SQuAD); pairwise: preferences.",
+        choices=get_args(Protocol),
+    )
+    criteria: list[str] = setting(list(CRITERIA), "Names of the criteria, for --protocol criteria.")
+    inputs: int = setting(50, "Inputs to rate, drawn at random.", allowed=BATCH)
+    output_dir: str | None = setting(
+        None, "Folder for rate.html and key.json; runs/rate-DATE when not given.", place=True
+    )
+    read: list[str] = setting([], "Files that the page has exported: print results and add them to the report.")
+    key: str | None = setting(None, "key.json of the page; by default next to the files of --read.", place=True)
+
+
+def run(argv: list[str]) -> None:
+    folders, flags = leading_folders(argv)
+    [options] = parse("rate RUN [RUN ...]", [RateOptions], flags)
+    if options.read:
+        if folders:
+            raise UserError("--read takes files alone: the key says which runs were rated")
+        return read_files([Path(name) for name in options.read], options.key)
+    if not folders:
+        raise UserError("which runs? semioffline rate RUN_A RUN_B ..., or semioffline rate --read FILES")
+    for name in options.criteria:
+        check_name("criterion", name)
+    path = Path(options.output_dir or f"runs/rate-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = open_folder(path)
+    protocol = cast(Protocol, options.protocol)
+    key = write_rating_page(folders, folder, protocol, list(dict.fromkeys(options.criteria)), options.inputs)
+    say(f"{len(key.items)} tasks, {len(key.systems)} models: {', '.join(system.label for system in key.systems)}")
+    say(f"For raters: {folder / PAGE}. Keep to yourself: {folder / KEY}, which says who wrote what.")
+
+
+def read_files(files: list[Path], named: str | None) -> None:
+    """Print the results, and add them to the folders and reports of the rated runs."""
+    path = Path(named) if named else files[0].parent / KEY
+    if not path.exists():
+        raise UserError(f"there is no {path}: give --key, the key.json that was written with the page")
+    key = _read_key(path)
+    table = collect(key, files)
+    _show(table)
+    add_ratings(path.parent, table)
+    for folder in [Path(system.folder) for system in key.systems if system.folder]:
+        if folder.is_dir():
+            add_ratings(folder, table)
+    places = dict.fromkeys(place for system in key.systems if system.folder for place in _with_parents(system.folder))
+    for folder in [place for place in places if (place / REPORT).exists()]:
+        say(f"Report: {write_report([folder])}")
+
+
+def _read_key(path: Path) -> Key:
+    try:
+        return Key.from_json(read_json(path))
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise UserError(f"{path} is not the key of a rating page: {error}") from error
+
+
+def _with_parents(folder: str) -> list[Path]:
+    """A run's folder, and those of the commands that it may be a part of."""
+    path = Path(folder)
+    return [path, path.parent, path.parent.parent]
+
+
+def _show(table: RatingTable) -> None:
+    say(table.sentence)
+    for header, lines, caption in table.tables():
+        show_table(table.title, header, lines, note=caption)

@@ -1,0 +1,41 @@
+"""semioffline report: one HTML page about runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from semioffline.cli.options import parse, wants_help
+from semioffline.errors import UserError
+from semioffline.printing import say
+from semioffline.storage.files import open_for_writing
+from semioffline.validation import Options, setting
+
+
+@dataclass
+class ReportOptions(Options):
+    output_file: str | None = setting(
+        None, "Where the page is written; RUN/report.html, or report.html for several runs.", place=True
+    )
+
+
+def run(argv: list[str]) -> None:
+    folders, flags = leading_folders(argv)
+    [options] = parse("report RUN [RUN ...]", [ReportOptions], flags)
+    if not folders:
+        raise UserError("which run? semioffline report RUN [RUN ...], with the --output_dir of train, demo or compare")
+    from semioffline.report.page import write_report
+
+    path = Path(options.output_file) if options.output_file else None
+    if path is not None and path.is_dir():
+        raise UserError(f"--output_file {path} is a folder: name a file")
+    if path is not None or len(folders) > 1:
+        open_for_writing(path.parent if path is not None else Path())
+    say(f"Report: {write_report(folders, path)}")
+
+
+def leading_folders(argv: list[str]) -> tuple[list[Path], list[str]]:
+    """The words before the first flag, and the flags."""
+    words = [] if wants_help(argv) else list(takewhile(lambda word: not word.startswith("-"), argv))
+    return [Path(word) for word in words], argv[len(words) :]

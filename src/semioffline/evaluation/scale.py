@@ -1,0 +1,24 @@
+"""The scale on which scores are shown: the same in every table, plot and page."""
+
+from __future__ import annotations
+
+from semioffline.evaluation.metrics import SURFACE
+
+_PERCENT = ("rouge", "bleu", "corpus_bleu", "chrf", "lmqg", "meteor")
+"""Prefixes of metrics that papers show times 100."""
+
+
+def is_percent(metric: str) -> bool:
+    """Whether a metric is shown times 100, as ROUGE, BLEU, chrF and METEOR are in papers. Files and logs, and rewards,
+    have the value that the metric returns."""
+    return metric.startswith(_PERCENT)
+
+
+def shown_value(metric: str, value: float) -> str:
+    """A value of a metric for a table: 21.53 for a ROUGE of 0.2153, else 0.2153."""
+    return f"{100 * value:.2f}" if is_percent(metric) else f"{value:.4f}"
+
+
+def percent_by_metric(metrics: list[str]) -> dict[str, bool]:
+    """metric that is not of the surface -> whether it is shown times 100"""
+    return {name: is_percent(name) for name in metrics if name not in SURFACE}

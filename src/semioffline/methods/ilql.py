@@ -1,0 +1,150 @@
+"""ILQL: values of tokens, learnt from texts and their rewards, that change what the model generates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from semioffline.algorithm.losses import text_scores
+from semioffline.algorithm.q_learning import bootstrapped, conservative, expectile
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
+from semioffline.data.examples import Examples
+from semioffline.errors import UserError
+from semioffline.methods.base import BaseMethod
+from semioffline.methods.mle import masked_target_row, mle_term, target_row
+from semioffline.methods.settings import MaskedMLESettings
+from semioffline.policy.heads import QHeads
+from semioffline.policy.policy import Policy
+from semioffline.scoring.scorer import Scorer
+from semioffline.validation import FINITE, NOT_NEGATIVE, SHARE, setting
+
+FILE = "ilql_heads.safetensors"
+
+
+@dataclass
+class IlqlConfig(MaskedMLESettings):
+    """Settings of `ilql`."""
+
+    method: ClassVar[str] = "ilql"
+    beta: float = setting(8.0, "How much Q - V changes the logits when texts are generated.", "ILQL", FINITE)
+    expectile: float = setting(0.7, "tau of the expectile: V is near the best Q of the data towards 1.", "ILQL", SHARE)
+    gamma: float = setting(1.0, "Discount of a reward one token later.", "ILQL", SHARE)
+    conservative_weight: float = setting(0.1, "Weight of the conservative term.", "ILQL", NOT_NEGATIVE)
+    polyak: float = setting(0.05, "Share by which the slow Q moves towards Q in a step.", "ILQL", SHARE)
+    head_learning_rate: float | None = setting(
+        None, "Learning rate of the heads; that of the model when not given.", "ILQL", NOT_NEGATIVE
+    )
+
+
+class Method(BaseMethod[IlqlConfig]):
+    """L = L_MLE + L_Q + L_V + conservative_weight * L_C on the ground truth and the candidates, with their rewards:
+
+    L_Q = sum_i (r_t + gamma V(s_{t+1}) - Q_i(s_t, y_t))**2, L_V = expectile(min_i Q'_i(s_t, y_t) - V(s_t)),
+    L_C = sum_i logsumexp_a Q_i(s_t, a) - Q_i(s_t, y_t); i = 1, 2; Q' are slow copies. Snell et al. 2023. The last token
+    has the reward. Means over the tokens of a text, the texts of a row, the rows. Texts are generated from
+    log p(a | s_t) + beta (min_i Q'_i(s_t, a) - V(s_t)). Departures: the heads read detached states, so that the model
+    itself is the fine-tuned one, and p has no model of its own; one hidden layer, as wide as the states.
+    """
+
+    config_class = IlqlConfig
+    needs_reward = True
+    needs_candidates = True
+    batch_on_host = True
+
+    def __init__(self, config: IlqlConfig):
+        super().__init__(config)
+        self.heads: QHeads | None = None
+        self._step: int | None = None
+
+    def prepare(self, policy: Policy, examples: Examples) -> None:
+        self.heads = add_heads(policy, self.config.beta)
+
+    def own_rates(self) -> list[tuple[list[nn.Parameter], float]]:
+        rate = self.config.head_learning_rate
+        if rate is None or self.heads is None:
+            return []
+        return [([parameter for parameter in self.heads.parameters() if parameter.requires_grad], rate)]
+
+    def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
+        config = self.config
+        candidates, rewards = batch.candidates, batch.candidate_rewards
+        if candidates is None or rewards is None or self.heads is None:
+            raise UserError("ilql needs the columns candidates and candidate_rewards: see `semioffline candidates`")
+        if randomness.step not in (0, self._step):  # the first micro-batch of a step
+            self.heads.follow(config.polyak)
+        self._step = randomness.step
+        number, target = rewards.shape[1], batch.target
+        truth = score.score_ids(
+            [ids[keep].tolist() for ids, keep in zip(target.ids, target.keep_mask, strict=True)], batch, 1
+        )
+        texts = [target_row(batch)] + [
+            Row(candidates.ids[n::number], keep, keep)
+            for n, keep in enumerate(candidates.keep_mask[n::number] for n in range(number))
+        ]
+        rows = [Row(text.ids, text.keep_mask, text.wanted, "rl", "q") for text in texts]
+        known = torch.cat([truth.rewards.cpu(), rewards.cpu()], dim=1)  # (B, 1 + N)
+        shares = (~known.isnan()).float() / (~known.isnan()).sum(1, keepdim=True).clamp(min=1)
+
+        logits, values = policy.predict(
+            batch.source, [masked_target_row(policy, batch, config, randomness), *rows], with_values=True
+        )
+        sums = {name: torch.zeros((), device=policy.device) for name in ("q", "v", "conservative")}
+        means = []
+        for n, (row, found) in enumerate(zip(rows, values[1:], strict=True)):
+            text, actions = row.wanted.nonzero()[:, 0], send(row.ids[row.wanted], policy.device)
+            v, (q1, q2, slow) = found[:, 0, 0], found[:, 1:].unbind(1)
+            goals = bootstrapped(v.detach(), text, known[:, n].nan_to_num(nan=0.0), config.gamma)
+            chosen = [q.gather(1, actions[:, None])[:, 0] for q in (q1, q2, slow)]
+            losses = {
+                "q": (goals - chosen[0]).square() + (goals - chosen[1]).square(),
+                "v": expectile(chosen[2].detach() - v, config.expectile),
+                "conservative": conservative(q1, actions) + conservative(q2, actions),
+            }
+            for name, loss in losses.items():
+                sums[name] = (
+                    sums[name] + (text_scores(loss, text, len(batch)) * send(shares[:, n], policy.device)).sum()
+                )
+            means.append(torch.stack([chosen[2].detach().mean(), v.detach().mean()]))
+        q, value = torch.stack(means).mean(0)
+        weights = {"conservative": config.conservative_weight}
+        return StepOutput(
+            terms=[
+                mle_term(logits[0], batch, config.label_smoothing_factor),
+                *(Term(name, total, per="row", weight=weights.get(name, 1.0)) for name, total in sums.items()),
+            ],
+            metrics={**truth.metrics, "q": q, "value": value},
+        )
+
+    def save(self, folder: Path) -> None:
+        if self.heads is not None:
+            weights = {name: t.cpu().contiguous() for name, t in self.heads.state_dict().items()}
+            save_file(weights, folder / FILE, {"beta": str(self.config.beta)})
+
+    def load(self, folder: Path) -> None:
+        if not (folder / FILE).is_file():
+            raise UserError(f"{folder} has no {FILE}: it was not saved by ilql; start without resuming")
+        if self.heads is not None:
+            self.heads.load_state_dict(load_file(folder / FILE))
+
+
+def add_heads(policy: Policy, beta: float) -> QHeads:
+    """Heads on the policy, which from now on change what it generates."""
+    heads = policy.add_value_head(QHeads)
+    if not isinstance(heads, QHeads):
+        raise UserError("ilql does not combine with a method that has a critic: train one of them")
+    policy.generator.perturb(lambda states: beta * heads.advantages(states))
+    return heads
+
+
+def restore_heads(policy: Policy, folder: Path) -> None:
+    """Generate as the method that was saved in a folder, if it was this one."""
+    path = folder / FILE
+    if path.is_file():
+        with safe_open(path, framework="pt") as file:
+            beta = float(file.metadata()["beta"])
+        add_heads(policy, beta).load_state_dict(load_file(path))

@@ -1,0 +1,96 @@
+"""Coroutines of reward functions, run at the same time. Whatever they do to their event loop, the caller goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable
+from concurrent.futures import Future, wait
+
+from semioffline.rewards.containment import contained
+from semioffline.rewards.limits import GRACE, end_process_after, no_answer
+from semioffline.scoring.calls import RewardError, raised
+
+_LOOK = 0.5
+"""Seconds after which the event loop is looked at again."""
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, name="async rewards", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task that a reward has started
+            self.loop.run_forever()
+
+    def submit(self, waiting: dict[str, Awaitable[object]], found: dict[str, object]) -> Future[None]:
+        """Fill `found` with what each returns or raises."""
+
+        async def one(name: str, value: Awaitable[object]) -> None:
+            try:
+                with contained():
+                    found[name] = await value
+            except BaseException as error:  # also sys.exit(), which would end the loop
+                found[name] = error
+
+        async def gather() -> None:
+            await asyncio.gather(*(asyncio.create_task(one(name, value), name=name) for name, value in waiting.items()))
+
+        return asyncio.run_coroutine_threadsafe(gather(), self.loop)
+
+    def running(self) -> str:
+        """The name of the task that the loop is in, which may block it."""
+        with contextlib.suppress(RuntimeError):
+            task = asyncio.current_task(self.loop)
+            return "" if task is None else task.get_name()
+        return ""
+
+    def leave(self) -> None:
+        """Its thread ends once it can: a function that blocks cannot be stopped from outside."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+_LOOPS: list[_Loop] = []
+"""One for the whole run: it works inside a notebook's loop too, and what a reward keeps between steps (semaphores, HTTP
+clients) stays valid."""
+
+
+_LEFT: list[tuple[_Loop, Future[None]]] = []
+"""Loops that were left behind: asyncio complains about tasks that are dropped before they end."""
+
+
+def await_all(waiting: dict[str, Awaitable[object]], timeout: float | None = None) -> dict[str, object]:
+    """What each coroutine returns. An error has the name of its reward.
+
+    timeout: Seconds. Each coroutine watches it itself; this is for one that blocks the event loop, or will not end.
+    """
+    if not _LOOPS or not _LOOPS[0].thread.is_alive():
+        _LOOPS[:] = [_Loop()]
+    loop, found = _LOOPS[0], dict[str, object]()
+    last = None if timeout is None else time.monotonic() + timeout + GRACE
+    with end_process_after(timeout):
+        future = loop.submit(waiting, found)
+        while not future.done():
+            wait([future], _LOOK if last is None else max(0.0, min(_LOOK, last - time.monotonic())))
+            if future.done():
+                break
+            late = last is not None and time.monotonic() >= last
+            if late or not loop.thread.is_alive():
+                _LEFT.append((_LOOPS.pop(), future))
+                missing = [name for name in waiting if name not in found]
+                blamed = loop.running() if loop.running() in missing else missing[0]
+                loop.leave()
+                if late and timeout is not None:
+                    raise raised(blamed, TimeoutError(no_answer(timeout)))
+                raise RewardError(f"the reward function '{blamed}' has stopped the event loop that it runs in")
+    for name, value in found.items():
+        if isinstance(value, BaseException):
+            raise raised(name, value) from value
+    return {name: found[name] for name in waiting}

@@ -1,0 +1,15 @@
+"""Parameters with a learning rate of their own."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+def set_own_rates(optimizer: Optimizer, rates: list[tuple[list[nn.Parameter], float]]) -> None:
+    """Move parameters to groups of their own. To be called before the schedule is made, which scales every group."""
+    for parameters, rate in rates:
+        moved = set(parameters)
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter not in moved]
+        optimizer.add_param_group({"params": parameters, "lr": rate, "weight_decay": 0.0})
