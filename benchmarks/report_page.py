@@ -23,8 +23,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.synthetic_run import write_run
-from semioffline.cli.run_folder import commit, versions
+from semioffline.experiments.provenance import commit
 from semioffline.report.page import write_report
+from semioffline.training.run_folder import versions
 
 ANSWERS = (
     """() => new Promise((resolve) => requestAnimationFrame(() => setTimeout(() => resolve(performance.now()))))"""

@@ -26,10 +26,11 @@ from statistics import median
 import numpy as np
 from rouge_score.rouge_scorer import RougeScorer
 
-from semioffline.cli.run_folder import commit, versions
+from semioffline.experiments.provenance import commit
 from semioffline.rewards.rouge import Rouge
 from semioffline.scoring.pool import RewardPool
 from semioffline.scoring.worker import Group
+from semioffline.training.run_folder import versions
 
 CASES = [
     (("rouge1", "rouge2", "rougeL"), True, 1),

@@ -25,10 +25,12 @@ import torch
 from semioffline import SemiOfflineConfig, SemiOfflineTrainer
 from semioffline.algorithm.losses import advantages
 from semioffline.algorithm.randomness import Randomness
-from semioffline.cli.run_folder import commit, shown_command, versions
+from semioffline.cli.run_folder import shown_command
 from semioffline.evaluation.statistics import bootstrap_interval, paired_p_value
+from semioffline.experiments.provenance import commit
 from semioffline.rewards.registry import load_reward
 from semioffline.tasks.registry import Source, load_task
+from semioffline.training.run_folder import versions
 
 STATIC_TARGETS = ("worst", "random", "best", "ground_truth")
 MASK_RATES = (0.2, 0.4, 0.8, 1.0)

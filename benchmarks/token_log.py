@@ -24,11 +24,12 @@ import torch
 from transformers import TrainerCallback
 
 from semioffline.algorithm.tensors import StepOutput
-from semioffline.cli.run_folder import commit, versions
+from semioffline.experiments.provenance import commit
 from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.policy.policy import Policy
 from semioffline.tasks import ads
 from semioffline.training import run_log, trainer
+from semioffline.training.run_folder import versions
 
 
 class Windows(TrainerCallback):

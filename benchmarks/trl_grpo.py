@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
-from semioffline.cli.run_folder import commit, versions
+from semioffline.experiments.provenance import commit
 from semioffline.rewards.rouge import Rouge
 from semioffline.tasks.registry import Source, load_task
+from semioffline.training.run_folder import versions
 
 REWARD = Rouge()
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semioffline.config import MethodConfig
+    from semioffline.experiments.whole_job import run
     from semioffline.methods.ablations import AblationsConfig
     from semioffline.methods.actor_critic import ActorCriticConfig
     from semioffline.methods.avg import AvgConfig
@@ -53,6 +54,7 @@ _HOME = {
     "SelfCriticConfig": "methods.self_critic",
     "SemiOfflineConfig": "methods.semi_offline",
     "SemiOfflineTrainer": "training.trainer",
+    "run": "experiments.whole_job",
 }
 __all__ = [
     "AblationsConfig",
@@ -77,6 +79,7 @@ __all__ = [
     "SemiOfflineConfig",
     "SemiOfflineTrainer",
     "__version__",
+    "run",
 ]
 
 

@@ -155,6 +155,13 @@ class MethodConfig(TrainingArguments):
     )
     # Log
     log_completions: bool = setting(True, "Write sampled completions to completions/step-*.parquet.", "Log", free=True)
+    write_result: bool = setting(
+        True,
+        "Write result.json after training and, with a validation split, before.jsonl and predictions.jsonl: it is "
+        "decoded before and after.",
+        "Log",
+        free=True,
+    )
     num_completions_to_print: int = setting(
         0, "Inputs to print at every log, each with its best sample.", "Advanced", NOT_NEGATIVE, free=True
     )

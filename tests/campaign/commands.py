@@ -44,7 +44,11 @@ def build_commands(folder: Path) -> dict[str, Command]:
     candidates = limits | TEXT | {"strategy": "sampling", "num_candidates": 3, "batch_size": 2, "shard_size": 4}
     compare = {"task": "ads", "limit": 12} | TRAINING | {"start_steps": 2, "budget_steps": 2, "evaluations": 1}
     compare |= {"num_candidates": 2, "candidate_rows": 8}
+    run = limits | TEXT | {"limit": 60, "seed": 3, "batch_size": 4, "num_samples": 4, "mft_steps": 4, "rl_steps": 6}
+    run |= {"more_mft_steps": 5, "eval_steps": 2, "num_candidates": 2, "static_target": "worst", "validation_inputs": 4}
+    run |= {"test_inputs": 6, "mft_learning_rate": 0.01, "rl_learning_rate": 0.01}
     return {
+        "run": Command(["run", *flags(run)], (), run_result),
         "train": Command(["train", "semi_offline", *flags(train)], ("--resume",), train_result),
         "train actor_critic": Command(["train", "actor_critic", *flags(_without(train))], ("--resume",), train_result),
         "candidates": Command(["candidates", *flags(candidates)], (), candidates_result),
@@ -89,6 +93,23 @@ def candidates_result(folder: Path) -> Any:
 
 def evaluate_result(folder: Path) -> Any:
     return {"predictions": (folder / "predictions.jsonl").read_text(), "result": read(folder / "result.json")}
+
+
+def run_result(folder: Path) -> Any:
+    """The models, logs, candidates and outputs of all stages, and what is reported."""
+    result = read(folder / "result.json")
+    result["about"].pop("command")  # it names the folder
+    stages = ("initial", "mft", "semi_offline", "more_mft")
+    weights = {stage: folder / stage / "model/model.safetensors" for stage in stages[1:]}
+    return {
+        "result": result,
+        "candidates": candidates_result(folder / "candidates"),
+        "models": {stage: checksum(path) for stage, path in weights.items()},
+        "logs": {stage: without_times(read_log(folder / stage)) for stage in stages[1:]},
+        "predictions": {stage: (folder / stage / "predictions.jsonl").read_text() for stage in stages},
+        "before": {stage: (folder / stage / "before.jsonl").read_text() for stage in stages[1:]},
+        "checkpoints": sorted(path.name for path in folder.glob("*/*checkpoint*")),
+    }
 
 
 def compare_result(folder: Path) -> Any:

@@ -68,8 +68,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def write(path: Path, rows: dict[str, Counter[str]], seconds: float) -> None:
     """For docs/reliability.md, which `make tables` fills."""
-    from semioffline.cli.run_folder import commit, versions
-    from semioffline.experiments.provenance import Provenance
+    from semioffline.experiments.provenance import Provenance, commit
+    from semioffline.training.run_folder import versions
 
     made = Provenance("make campaign", commit(), versions(system=False))
     table = [{"what": what} | {name: counts[name] for name in COLUMNS} for what, counts in rows.items()]

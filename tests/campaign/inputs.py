@@ -13,6 +13,7 @@ from semioffline.cli.compare_options import CompareOptions
 from semioffline.cli.train import TrainOptions
 from semioffline.config import TRANSFORMERS, MethodConfig, config_descriptions
 from semioffline.data.options import DataOptions, ModelOptions
+from semioffline.experiments.job_options import JobOptions
 from semioffline.methods.registry import config_class, method_names
 from semioffline.policy.decoding import Decoding
 from semioffline.validation import Description, Options, descriptions
@@ -26,6 +27,7 @@ def _options_of(command: str) -> list[Any]:
 
 COMMANDS: dict[str, list[Any]] = {name: _options_of(name) for name in cli.COMMANDS if name != "train"}
 COMMANDS["compare"] = [DataOptions, ModelOptions, CompareOptions]
+COMMANDS["run"] = COMMANDS["demo"] = [DataOptions, ModelOptions, JobOptions]
 WITH: dict[str, dict[str, Any]] = {
     "bf16": {"use_cpu": True},
     "draw_end": {"eos_after": 1},

@@ -21,7 +21,7 @@ from campaign.conftest import Tally
 from integration.toy import start_process
 from semioffline.storage.files import find_damage
 
-NAMES = ("train", "train actor_critic", "candidates", "evaluate", "compare")
+NAMES = ("train", "train actor_critic", "candidates", "evaluate", "compare", "run")
 PATIENCE = 180.0
 """Seconds until a command counts as hung."""
 SEED = 24

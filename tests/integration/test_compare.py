@@ -19,13 +19,13 @@ from semioffline.cli import main
 from semioffline.cli.compare_options import method_config, read_command
 from semioffline.cli.prepare import divide_inputs
 from semioffline.cli.recipes import SHIPPED
-from semioffline.cli.run_folder import commit
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import paired_p_value
 from semioffline.experiments import timing
 from semioffline.experiments.best_checkpoint import BestCheckpoint
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.plan import Plan
+from semioffline.experiments.provenance import commit
 from semioffline.experiments.results import Comparison, Timing
 from semioffline.experiments.summary import find_reference
 from semioffline.report import table

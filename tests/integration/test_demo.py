@@ -13,38 +13,35 @@ from semioffline.tasks.registry import Source
 def test_the_demo_shows_what_it_promises(tmp_path, capsys):
     """Clicks at least 1.5 times M-FT's, facts kept; and the task is not rigged: no single wording does it."""
     assert main(["demo", "--seed", "0", "--output_dir", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    results = json.loads((tmp_path / "run" / "result.json").read_text())
-    before, after = results["mft"]["metrics"], results["semi_offline"]["metrics"]
+    models = json.loads((tmp_path / "run" / "result.json").read_text())["models"]
+    before, after = models["mft"]["metrics"], models["semi_offline"]["metrics"]
     assert after["click_rate"]["mean"] >= 1.5 * before["click_rate"]["mean"]
     assert before["facts_right"]["mean"] >= 0.95
     assert after["facts_right"]["mean"] >= before["facts_right"]["mean"] - 0.01
+    assert models["more_mft"]["metrics"]["click_rate"]["mean"] < 1.2 * before["click_rate"]["mean"]
+    assert models["more_mft"]["difference"]["low"] > 0.3
     categories = TASK.load(Source(seed=0), "test")["category"]
     assert best_single_wording(categories) < 1.2 * before["click_rate"]["mean"]
-    assert results["mft"]["cost_per_input"]["forward_passes"] == 1
-    assert results["semi_offline"]["cost_per_input"]["forward_passes"] == 1
+    assert models["mft"]["cost_per_input"]["forward_passes"] == 1
+    assert models["semi_offline"]["cost_per_input"]["forward_passes"] == 1
     out = capsys.readouterr().out
-    for column in ("click rate", "facts right", "rouge", "distinct", "repetition", "length", "seconds"):
-        assert column in out
+    for row in (
+        "click_rate *",
+        "facts right",
+        "rouge",
+        "distinct",
+        "repetition",
+        "length",
+        "seconds",
+        "Clicks:",
+    ):
+        assert row in out
+    assert "static target: ground_truth" in out
     for name in ("config.yaml", "versions.json", "semi_offline/metrics.jsonl", "semi_offline/predictions.jsonl"):
         assert (tmp_path / "run" / name).is_file()
     logged = [json.loads(line) for line in (tmp_path / "run/semi_offline/metrics.jsonl").read_text().splitlines()]
     watched = {"eval_facts_right", "eval_repetition", "eval_length", "eval_click_rate"}
     assert any(watched <= line.keys() for line in logged)
-
-
-def test_another_model_and_task_replace_the_defaults(tmp_path):
-    from tests.integration.toy import save_model
-
-    rows = [
-        {"prompt": f"name : zorvia | price : ${n}", "completion": f"discover zorvia for ${n}"} for n in range(9, 30)
-    ]
-    for split in ("train", "validation", "test"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--task", "files", "--data_dir", str(tmp_path), "--model", str(save_model(tmp_path / "model"))]
-    flags += ["--reward", "rouge1", "--mft_steps", "2", "--rl_steps", "2", "--output_dir", str(tmp_path / "run")]
-    assert main(["demo", *flags, "--device", "cpu"]) == 0
-    results = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert {"rouge1", "length"} <= results["semi_offline"]["metrics"].keys()
 
 
 @pytest.mark.parametrize(

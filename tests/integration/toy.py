@@ -113,6 +113,7 @@ def build_config(folder: str | Path, method: str = "semi_offline", **settings: A
         "use_cpu": True,
         "dataloader_pin_memory": False,
         "eval_metrics": [],
+        "write_result": False,
     }
     return config_class(method)(**(read_by(method, defaults) | settings))
 

@@ -36,13 +36,13 @@ def run(policy, examples, batch, args):
 def test_both_losses_and_one_mle_term(tiny_policy, tiny_data, settings, kind):
     policy = tiny_policy(kind)
     examples, batch = batch_for(policy, tiny_data)
-    method, both = run(policy, examples, batch, settings("brio+semi_offline", num_samples=3))
+    method, both = run(policy, examples, batch, settings("brio+semi_offline", num_samples=3, rl_weight=5.0))
     assert method.needs_reward
     assert method.needs_candidates
     found = {term.name: term for term in both.terms}
     assert [term.name for term in both.terms] == ["mle", "ranking", "rl"]
     for name in ("brio", "semi_offline"):
-        own = {} if name == "brio" else {"num_samples": 3}
+        own = {} if name == "brio" else {"num_samples": 3, "rl_weight": 5.0}
         for term in run(policy, examples, batch, settings(name, **own))[1].terms:
             assert torch.allclose(found[term.name].total, term.total)
             assert found[term.name].weight == term.weight

@@ -13,13 +13,12 @@ from benchmarks.synthetic_run import write_run
 
 from integration.toy import build_rows, save_model
 from semioffline.cli import main
-from semioffline.cli.run_folder import changed_settings
 from semioffline.data.options import DataOptions
 from semioffline.evaluation.results import MetricResult
 from semioffline.evaluation.scale import shown_value
 from semioffline.evaluation.statistics import Difference
 from semioffline.experiments.job_results import JobResult, ModelResult
-from semioffline.experiments.provenance import Provenance
+from semioffline.experiments.provenance import Provenance, changed_settings
 from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.report.curves import curves_of
 from semioffline.report.draws import draws_of

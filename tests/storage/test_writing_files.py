@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import semioffline
-from semioffline.cli.run_folder import open_folder
 from semioffline.errors import UserError
 from semioffline.storage.files import (
     append_line,
@@ -28,6 +27,7 @@ from semioffline.storage.files import (
     write_atomically,
     write_sums,
 )
+from semioffline.training.run_folder import open_folder
 
 PACKAGE = Path(semioffline.__file__).parent
 WRITERS = {"write_text", "write_bytes", "dump", "to_parquet", "to_csv", "to_pickle", "savefig", "save_pretrained"}

@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from integration.toy import build_config, build_rows, build_trainer, read_log, train, weights
 from semioffline.errors import UserError
+from semioffline.methods.registry import config_class
 from semioffline.tasks.ads import click_rate
 from semioffline.training.balance import FIRST, STEPS, Balance, _Measured
 
@@ -115,3 +116,16 @@ def test_a_resumed_run_has_the_same_weight(stopped: int, tmp_path: Path) -> None
 def test_mistakes(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         build_config(tmp_path, **settings)
+
+
+def test_the_default_is_the_ratio_1_and_what_is_given_goes_first(tmp_path):
+    def config(method="semi_offline", **given):
+        found = config_class(method)(output_dir=str(tmp_path), use_cpu=True, **given)
+        return found.rl_ratio, found.rl_weight
+
+    assert config() == (1.0, None)
+    assert config("avg") == (1.0, None)
+    assert config(rl_weight=3.0) == (None, 3.0)
+    assert config(rl_ratio=2.0, rl_weight=3.0) == (2.0, 3.0)
+    assert config("brio+semi_offline") == (None, 5.0)
+    assert config("gold+semi_offline") == (None, 5.0)

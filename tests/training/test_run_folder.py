@@ -57,3 +57,32 @@ def test_train_keeps_what_the_initial_checkpoint_wrote(tmp_path):
     path.write_text(json.dumps(before[0] | {"prediction": "kept"}) + "\n")
     assert main(["train", "semi_offline", *flags, "--max_steps", "3", "--resume", "true"]) == 0
     assert json.loads(path.read_text())["prediction"] == "kept"
+
+
+def test_a_run_from_python_leaves_what_the_command_leaves(tmp_path):
+    settings = {"max_steps": 2, "logging_steps": 1, "eval_metrics": ["rouge1"], "write_result": True}
+    trainer = train(tmp_path / "python", dev=build_rows(3), **settings)
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "validation"):
+        build_rows(24 if split == "train" else 3).to_json(data / f"{split}.jsonl")
+    flags = ["--model", str(save_model(tmp_path / "model")), "--data_dir", str(data), "--device", "cpu"]
+    flags += ["--max_steps", "2", "--logging_steps", "1", "--num_samples", "4", "--reward", "rouge1"]
+    assert main(["train", "semi_offline", *flags, "--output_dir", str(tmp_path / "command")]) == 0
+    left = [{path.name for path in (tmp_path / name).iterdir()} - {"model", ".lock"} for name in ("python", "command")]
+    wanted = {"config.yaml", "versions.json", "metrics.jsonl", "before.jsonl", "predictions.jsonl", "result.json"}
+    assert wanted <= left[0]
+    of_the_command = {"about.json", "report.html", "checkpoint-2"}
+    assert left[1] - of_the_command == left[0]
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("python", "command")]
+    assert results[0].keys() == results[1].keys()
+    assert trainer.run_folder.result is not None
+    assert results[0]["metrics"]["rouge1"]["mean"] == trainer.run_folder.result.metrics["rouge1"].mean
+    lines = (tmp_path / "python" / "predictions.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+
+
+def test_a_run_from_python_may_leave_its_log_alone(tmp_path):
+    trainer = train(tmp_path, dev=build_rows(3), max_steps=1, write_result=False)
+    assert trainer.run_folder.result is None
+    assert not {"config.yaml", "result.json", "before.jsonl"} & {path.name for path in tmp_path.iterdir()}

@@ -208,7 +208,7 @@ def _our_trainer(
     method, shape = case.method, SHAPES[case.shape]
     own_settings = {"num_samples": max(case.samples, 2)} if method in ("semi_offline", "avg") else {}
     text = {"max_prompt_length": shape.source, "max_completion_length": shape.target}
-    log = {"log_completions": False, "eval_metrics": []}
+    log = {"log_completions": False, "eval_metrics": [], "write_result": False}
     kind = config_class("mft" if method == "mft-2" else method)
     args = kind.of({**own_settings, **text, **log, **arguments, **plan.arguments})
     own = TwoRows(args) if isinstance(args, MFTConfig) and method == "mft-2" else None

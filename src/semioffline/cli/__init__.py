@@ -17,7 +17,8 @@ from semioffline.printing import end_live_line, one_line, plain, prepare_streams
 from semioffline.storage.files import opened_folder, release_locks
 
 COMMANDS = {
-    "demo": "train and compare M-FT and semi-offline RL on a small synthetic task",
+    "run": "the whole job: from your data, a model and a reward to a better model and one table",
+    "demo": "the whole job on a small synthetic task, with a tiny model: about a minute",
     "train": "train a model with one method: semioffline train METHOD --model ... --data_dir ...",
     "candidates": "generate, score and sort static targets",
     "evaluate": "decode a test set and score it, with confidence intervals",
@@ -30,7 +31,9 @@ COMMANDS = {
 }
 HELP = {"-h", "--help", "--help-all"}
 GOES_ON = {"train": "; --resume goes on from the last checkpoint"}
-GOES_ON |= dict.fromkeys(("candidates", "evaluate", "compare"), "; the same command again goes on where it was")
+GOES_ON |= dict.fromkeys(
+    ("run", "demo", "candidates", "evaluate", "compare"), "; the same command again goes on where it was"
+)
 
 
 def _be_quiet() -> None:

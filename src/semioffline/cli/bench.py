@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from semioffline.bench.results import BenchPlan, BenchResult, CaseResult
 from semioffline.cli.options import parse
 from semioffline.cli.recipes import Recipe
-from semioffline.cli.run_folder import about, open_folder, process_rank
+from semioffline.cli.run_folder import about
 from semioffline.config import MethodConfig
 from semioffline.data.options import ModelOptions
 from semioffline.errors import UserError, unknown
@@ -16,6 +16,7 @@ from semioffline.printing import say
 from semioffline.scoring.reward_set import check_names
 from semioffline.storage.files import write_atomically
 from semioffline.tasks.reading.kinds import model_kind
+from semioffline.training.run_folder import open_folder, process_rank
 from semioffline.validation import BATCH, BEAMS, PROCESSES, SAMPLES, Options, Range, setting
 
 SMALL: Recipe = {

@@ -8,7 +8,6 @@ from typing import get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.recipes import Recipe
-from semioffline.cli.run_folder import open_folder, write_settings
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import write_candidates
 from semioffline.data.examples import Examples
@@ -19,6 +18,7 @@ from semioffline.policy.decoding import Decoding
 from semioffline.policy.diverse_beam import MOST_DIVERSE
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
+from semioffline.training.run_folder import open_folder, write_settings
 from semioffline.validation import (
     BATCH,
     BEAMS,

@@ -14,20 +14,21 @@ from semioffline.cli.compare_options import TYPES, CompareOptions, method_config
 from semioffline.cli.options import as_flags, default_metrics, parse, wants_help
 from semioffline.cli.prepare import prepare, seconds_before
 from semioffline.cli.recipes import Recipe
-from semioffline.cli.run_folder import about, open_folder, write_about, write_settings
+from semioffline.cli.run_folder import about
 from semioffline.config import MethodConfig
 from semioffline.data.options import ModelOptions
 from semioffline.errors import unknown
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.other_comparisons import labelled_folders
 from semioffline.experiments.plan import START, Plan
-from semioffline.experiments.provenance import ABOUT
+from semioffline.experiments.provenance import ABOUT, write_about
 from semioffline.experiments.results import Comparison
 from semioffline.experiments.runs import run_one
 from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
 from semioffline.printing import say
 from semioffline.storage.files import write_atomically
+from semioffline.training.run_folder import open_folder, write_settings
 
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}

@@ -1,185 +1,69 @@
-"""semioffline demo: M-FT, then semi-offline RL, side by side on held-out records."""
+"""semioffline demo: `run` on the synthetic task `ads`, with a tiny model that is trained from scratch."""
 
 from __future__ import annotations
 
 import os
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from semioffline.cli.options import parse
-from semioffline.cli.results import Output, StageResult
-from semioffline.cli.run_folder import about, open_folder, write_about, write_result, write_settings
-from semioffline.config import MethodConfig
+from semioffline.cli.recipes import Recipe
+from semioffline.cli.run import parse_job, run_and_report
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
-from semioffline.evaluation.results import write_predictions
-from semioffline.evaluation.scale import is_percent
-from semioffline.experiments.provenance import Provenance
-from semioffline.methods.registry import config_class
+from semioffline.experiments.job_options import JobOptions
+from semioffline.experiments.job_results import MFT, JobResult
+from semioffline.experiments.job_results import RESULT as RL
 from semioffline.policy.policy import Policy
-from semioffline.printing import one_line, say, show_table
-from semioffline.scoring.reward_set import check_names
-from semioffline.storage.files import make_folder
-from semioffline.tasks.registry import Task
-from semioffline.training.initial_outputs import BEFORE
-from semioffline.validation import BATCH, NOT_NEGATIVE, SAMPLES, SEED, STEPS, Options, setting
+from semioffline.printing import one_line, say
+from semioffline.storage.files import read_log
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from semioffline.training.trainer import SemiOfflineTrainer
-
-
-@dataclass
-class DemoOptions(Options):
-    seed: int = setting(0, "Seed of the data, the model and the training.", allowed=SEED)
-    output_dir: str | None = setting(None, "Run folder; runs/demo-DATE when not given.", place=True)
-    reward: list[str] = setting([], "What to train for; the task's own reward when not given.")
-    mft_steps: int = setting(300, "Steps of fine-tuning with masks.", allowed=STEPS)
-    rl_steps: int = setting(150, "Steps of semi-offline RL.", allowed=STEPS)
-    mft_learning_rate: float = setting(
-        2e-3, "Learning rate of M-FT (the default suits the tiny model).", allowed=NOT_NEGATIVE
-    )
-    rl_learning_rate: float = setting(1e-3, "Learning rate of semi-offline RL.", allowed=NOT_NEGATIVE)
-    rl_weight: float = setting(0.5, "Lambda, the weight of the RL loss.", allowed=NOT_NEGATIVE)
-    num_samples: int = setting(32, "K, samples drawn from each forward pass.", allowed=SAMPLES)
-    batch_size: int = setting(32, "Inputs in one step.", allowed=BATCH)
+DEFAULTS: Recipe = {"task": "ads", "batch_size": 32, "mft_steps": 300, "rl_steps": 150, "eval_steps": 50}
+DEFAULTS |= {"mft_learning_rate": 2e-3, "rl_learning_rate": 1e-3, "rl_weight": 0.5, "num_samples": 32}
+"""They suit the tiny model."""
 
 
 def run(argv: list[str]) -> None:
-    types = [DataOptions, ModelOptions, DemoOptions]
-    data, model, options = parse("demo", types, argv, {"task": "ads"})
-    if data.task == "ads" and not options.reward:
+    data, model, options = parse_job("demo", argv, DEFAULTS)
+    own_task = data.task == "ads"
+    if own_task and options.reward == ["click_rate"]:
         say("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
+    if model.model is None and not own_task and options.reward:
+        raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
     if model.model is None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more would wait for each other, for minutes where the cores have other work, too
-    demo(data, model, options, about("demo", argv))
+
+    def build(folder: Path, adapter: Any) -> Policy:
+        return tiny_policy(options.seed, adapter)
+
+    load = build if model.model is None else None
+    result, folder = run_and_report("demo", argv, data, model, options, load)
+    if result is not None and own_task and options.reward == ["click_rate"]:
+        _print_check(data, options, result, folder)
 
 
-def demo(
-    data: DataOptions, model: ModelOptions, options: DemoOptions, made: Provenance | None = None
-) -> dict[str, StageResult]:
-    """Both stages, one after the other, and their report; method -> its result. made: how, for the report."""
-    from semioffline.report.page import write_report
-    from semioffline.training.trainer import SemiOfflineTrainer
-
-    device = model.checked_device()
-    task = data.load_task()
-    reward = options.reward or ([task.reward] if task.reward else [])
-    if not reward:
-        raise UserError(f"the task {data.task} has no reward of its own: give --reward")
-    if model.model is None and data.task != "ads":
-        raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
-    check_names(reward)
-    path = Path(options.output_dir or f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
-    stages = [_settings(method, task, options, path, device == "cpu") for method in ("mft", "semi_offline")]
-    source = data.source(options.seed)
-    rows, dev, test = (task.load(source, split) for split in ("train", "validation", "test"))
-    policy = initial_policy(model, options.seed)
-    folder = open_folder(path)
-    write_settings(folder, data, model, options)
-    if made is not None:
-        splits = {"train": rows, "validation": dev, "held-out": test}
-        write_about(folder, made, (data, model, options), splits)
-
-    results: dict[str, StageResult] = {}
-    for args in stages:
-        trainer = SemiOfflineTrainer(policy, reward if args.method == "semi_offline" else None, args, rows, dev)
-        following = folder / "semi_offline" if args.method == "mft" else None
-        results[args.method] = _train(trainer, test, folder / args.method, following)
-        write_result(folder, {method: stage.to_json() for method, stage in results.items()})
-    _print(results, list(task.metrics))
-    if data.task == "ads" and reward == ["click_rate"]:
-        _print_check(results, test["category"])
-    say(f"Run folder: {folder}")
-    say(f"Report: {write_report([folder])}")
-    return results
-
-
-def _settings(method: str, task: Task, options: DemoOptions, folder: Path, on_cpu: bool) -> MethodConfig:
-    """Of one stage."""
-    first = method == "mft"
-    steps = options.mft_steps if first else options.rl_steps
-    own = {} if first else {"rl_weight": options.rl_weight, "num_samples": options.num_samples}
-    return config_class(method).of(
-        {
-            **task.settings,
-            **own,
-            "output_dir": str(folder / method),
-            "seed": options.seed,
-            "max_steps": steps,
-            "learning_rate": options.mft_learning_rate if first else options.rl_learning_rate,
-            "warmup_steps": min(20, steps),
-            "per_device_train_batch_size": options.batch_size,
-            "per_device_eval_batch_size": 100,
-            "logging_steps": 10,
-            "eval_strategy": "steps",
-            "eval_steps": 50,
-            "save_strategy": "no",
-            "eval_metrics": list(task.metrics),
-            "report_to": "none",
-            "use_cpu": on_cpu,
-        }
-    )
-
-
-def _train(trainer: SemiOfflineTrainer, test: Dataset, folder: Path, following: Path | None) -> StageResult:
-    """One stage: train, decode the held-out records, save. following: the folder of the stage that starts from it."""
-    policy = trainer.policy
-    policy.meter.counts.clear()
-    started = time.perf_counter()
-    trainer.train()
-    seconds = time.perf_counter() - started
-    held_out = trainer.prepare(test)
-    evaluation = trainer.evaluate_outputs(held_out)
-    write_predictions(folder / "predictions.jsonl", evaluation, held_out)
-    if following is not None:
-        make_folder(following)
-        write_predictions(following / BEFORE, evaluation, held_out)
-    trainer.save_model(str(folder / "model"))
-    return StageResult(
-        metrics=evaluation.result(seed=trainer.args.seed),
-        cost_per_input=policy.meter.per_input(),
-        inputs=policy.meter.counts["inputs"],
-        seconds=seconds,
-        example=Output(test[0]["prompt"], evaluation.predictions[0]),
-    )
-
-
-def _print_check(results: dict[str, StageResult], categories: list[str]) -> None:
-    """That the synthetic task is not rigged: ignoring the record buys nothing."""
+def _print_check(data: DataOptions, options: JobOptions, result: JobResult, folder: Path) -> None:
+    """An output of both models; and that the synthetic task is not rigged: ignoring the record buys nothing."""
     from semioffline.tasks.ads import best_single_wording
 
-    before, after = (results[m].metrics["click_rate"].mean for m in ("mft", "semi_offline"))
-    single = best_single_wording(categories)
-    say(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
+    test = data.load_task().load(data.source(options.seed), "test")
+    for name in (MFT, RL):
+        if name in result.models:
+            [first, *_] = read_log(folder / name / "predictions.jsonl")
+            say(f"{result.models[name].label:>15}: {one_line(first['prediction'])}")
+    if MFT in result.models:
+        before, after = (result.models[name].metrics["reward"].mean for name in (MFT, RL))
+        single = best_single_wording(test["category"])
+        say(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
+
+
+def tiny_policy(seed: int, adapter: Any = None) -> Policy:
+    """The model of the synthetic task, with random weights."""
+    from semioffline.tasks import ads
+
+    return Policy(ads.build_model(seed), ads.build_tokenizer(), peft_config=adapter)
 
 
 def initial_policy(model: ModelOptions, seed: int) -> Policy:
-    if model.model is not None:
-        return model.load()
-    from semioffline.tasks import ads
-
-    return Policy(ads.build_model(seed), ads.build_tokenizer())
-
-
-def _print(results: dict[str, StageResult], metrics: list[str]) -> None:
-    for method, result in results.items():
-        say(f"{method:>13}: {one_line(result.example.output)}")
-    names = [*metrics, "distinct", "repetition", "length"]
-    columns = ["", *(name.replace("_", " ") for name in [*names, "forward passes", "seconds"])]
-    rows = []
-    for method, result in results.items():
-        values = [_shown(name, result.metrics[name].mean) for name in names]
-        passes = f"{result.cost_per_input['forward_passes']:g} / input"
-        rows.append([method, *values, passes, f"{result.seconds:.1f}"])
-    inputs = next(iter(results.values())).metrics["length"].inputs
-    show_table(f"held-out records ({inputs})", columns, rows, width=110)
-
-
-def _shown(metric: str, value: float) -> str:
-    return f"{100 * value:.1f}" if is_percent(metric) else f"{value:.3f}"
+    return tiny_policy(seed) if model.model is None else model.load()

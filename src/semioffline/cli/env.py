@@ -3,8 +3,8 @@
 import json
 
 from semioffline.cli.options import parse
-from semioffline.cli.run_folder import versions
 from semioffline.printing import say
+from semioffline.training.run_folder import versions
 
 
 def run(argv: list[str]) -> None:

@@ -10,15 +10,7 @@ from typing import get_args
 
 from semioffline.cli.options import default_metrics, parse
 from semioffline.cli.results import EvaluateResult
-from semioffline.cli.run_folder import (
-    about,
-    open_folder,
-    print_changes,
-    print_metrics,
-    write_about,
-    write_result,
-    write_settings,
-)
+from semioffline.cli.run_folder import about, print_changes, print_metrics
 from semioffline.config import MethodConfig, TruncationSide
 from semioffline.data.candidates import DIGEST, check_settings, digest_rows
 from semioffline.data.examples import Examples
@@ -29,12 +21,13 @@ from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.paired import Predictions, paired_changes
 from semioffline.evaluation.results import write_predictions
-from semioffline.experiments.provenance import Provenance
+from semioffline.experiments.provenance import Provenance, write_about
 from semioffline.methods.perturbed import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import checksum, read_json
+from semioffline.training.run_folder import PREDICTIONS, open_folder, write_result, write_settings
 from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS, SEED, TOKENS, Options, setting
 
 
@@ -71,7 +64,7 @@ class EvaluateOptions(Options):
         return MethodConfig(output_dir=str(folder), use_cpu=on_cpu, **shared)
 
 
-SETTINGS, OUTPUTS, PREDICTIONS = "evaluation.json", "outputs.jsonl", "predictions.jsonl"
+SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
 """What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
 _NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout", "against")
 
@@ -96,7 +89,9 @@ def run(argv: list[str]) -> None:
     for name, kept in others.items():
         if kept is None:
             kept = path / "against" / re.sub(r"[^\w.-]", "_", name)
-            evaluate_model(data.read_by(name), replace(model, model=name), options, kept, made)
+            same_data = replace(data)
+            same_data.read_by(name)
+            evaluate_model(same_data, replace(model, model=name), options, kept, made)
             kept = kept / PREDICTIONS
         ours = Predictions.read(path / PREDICTIONS)
         found[name] = paired_changes(Predictions.read(kept), ours)

@@ -99,7 +99,7 @@ def parse(
     if rest and unread == "reject":
         raise unread_setting("option", rest[0].split("=")[0].lstrip("-"), names)
     for data in (options for options in parsed if isinstance(options, DataOptions)):
-        data.model = next((options.model for options in parsed if isinstance(options, ModelOptions)), None)
+        data.read_by(next((options.model for options in parsed if isinstance(options, ModelOptions)), None))
     return tuple(parsed[: len(types)])
 
 

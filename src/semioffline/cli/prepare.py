@@ -78,7 +78,7 @@ def prepare(
         noted.unlink(missing_ok=True)  # of one that was never finished
         check_settings(noted, wanted, "a start")
         rate = first.keywords.get("learning_rate", options.start_learning_rate)
-        args = first(max_steps=options.start_steps, learning_rate=rate, eval_on_start=False)
+        args = first(max_steps=options.start_steps, learning_rate=rate, eval_on_start=False, write_result=False)
         trainer = SemiOfflineTrainer(_first_policy(data, model, args.seed), None, args, seen)
         with _noting_seconds(folder, "M-FT"):
             trainer.train()

@@ -9,7 +9,6 @@ from typing import cast, get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.report import leading_folders
-from semioffline.cli.run_folder import open_folder
 from semioffline.errors import UserError
 from semioffline.printing import say, show_table
 from semioffline.report.page import REPORT, write_report
@@ -17,6 +16,7 @@ from semioffline.report.rated import RatingTable, add_ratings, collect
 from semioffline.report.rating import CRITERIA, KEY, PAGE, Key, Protocol, write_rating_page
 from semioffline.storage.files import read_json
 from semioffline.storage.untrusted import check_name
+from semioffline.training.run_folder import open_folder
 from semioffline.validation import BATCH, Options, setting
 
 

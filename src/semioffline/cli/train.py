@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,16 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from semioffline.cli.options import parse, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
-from semioffline.cli.results import TrainResult
-from semioffline.cli.run_folder import (
-    about,
-    open_folder,
-    print_changes,
-    print_metrics,
-    settings_of,
-    write_about,
-    write_result,
-    write_settings,
-)
+from semioffline.cli.run_folder import about, print_changes, print_metrics
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, changes, told_in_one_line
-from semioffline.evaluation.paired import Predictions, paired_changes
-from semioffline.evaluation.results import MetricResult, write_predictions
-from semioffline.evaluation.statistics import Difference
-from semioffline.experiments.provenance import Provenance
+from semioffline.experiments.provenance import Provenance, write_about
 from semioffline.methods.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
-from semioffline.storage.files import read_json
 from semioffline.storage.untrusted import parse_yaml
-from semioffline.training.initial_outputs import BEFORE
+from semioffline.training.run_folder import RunFolder, open_folder, settings_of
 from semioffline.validation import BATCH, Options, setting
 
 
@@ -109,11 +94,10 @@ def train(
     folder: Path,
     made: Provenance | None = None,
 ) -> None:
-    """Train, save folder/model, evaluate on the validation split if there is one, write result.json and report.html.
-    made: how, for the report."""
+    """Train, save folder/model, print what the trainer has written to result.json, and write report.html. made: how,
+    for the report."""
     from semioffline.report.page import write_report
     from semioffline.training.console import Console
-    from semioffline.training.initial_outputs import write_initial_outputs
     from semioffline.training.trainer import SemiOfflineTrainer
 
     if options.resume:
@@ -129,48 +113,26 @@ def train(
         raise UserError(f"the method {args.method} needs --reward: a name, file.py:function or model:NAME")
     console = Console(data.called)
     trainer = SemiOfflineTrainer(policy, options.reward or None, args, rows, dev, callbacks=[console])
-    if trainer.accelerator.is_main_process:
-        write_settings(folder, data, model, options, args)
-        if made is not None:
-            write_about(folder, made, (data, model, options, args), {"train": rows, "validation": dev})
-    write_initial_outputs(trainer, folder)
-    started = time.perf_counter()
+    trainer.run_folder.describe(data, model, options)
+    if trainer.accelerator.is_main_process and made is not None:
+        write_about(folder, made, (data, model, options, args), {"train": rows, "validation": dev})
     trainer.train(resume_from_checkpoint=options.resume)
-    result = TrainResult(
-        method=args.method,
-        steps=trainer.state.global_step,
-        seconds=time.perf_counter() - started + trainer.run_log.before,
-        cost_per_input=policy.meter.per_input(),
-        truncation=str(trainer.train_dataset.truncation),
-    )
-    if trainer.run_log.found_all and (folder / "result.json").exists():
-        result = replace(result, seconds=read_json(folder / "result.json")["seconds"])
     trainer.save_model(str(folder / "model"))
-    if dev is not None:
-        evaluation = trainer.evaluate_outputs(trainer.eval_dataset)
-        if trainer.accelerator.is_main_process:
-            metrics = evaluation.result(seed=args.seed)
-            write_predictions(folder / "predictions.jsonl", evaluation, trainer.eval_dataset)
-            weights = dict(zip(trainer.reward_set.functions, trainer.reward_set.weights, strict=True))
-            result = replace(result, metrics=metrics, differences=_show_result(folder, metrics, weights))
-    if trainer.accelerator.is_main_process:
-        write_result(folder, result.to_json())
-        say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
-        say(f"Report: {write_report([folder])}")
+    result = trainer.run_folder.result
+    if result is None or not trainer.accelerator.is_main_process:  # --write_result false
+        return
+    _print_metrics(trainer.run_folder, list(trainer.reward_set.functions))
+    say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
+    say(f"Report: {write_report([folder])}")
 
 
-def _show_result(
-    folder: Path, metrics: dict[str, MetricResult], weights: dict[str, float]
-) -> dict[str, Difference] | None:
-    """Print what training has changed on validation. weights: of the rewards, by name."""
-    if not (folder / BEFORE).exists():
-        print_metrics("validation", metrics)
-        return None
-    before = Predictions.read(folder / BEFORE).with_reward(weights)
-    after = Predictions.read(folder / "predictions.jsonl").with_reward(weights)
-    number = len(before.predictions)
-    found = paired_changes(before, after.first(number))
-    if number < len(after.predictions):
-        print_metrics(f"validation: {len(after.predictions):,} inputs", metrics)
-    print_changes(f"validation: {number:,} inputs, before and after training", found, list(weights))
-    return {name: change.difference for name, change in found.items()}
+def _print_metrics(run: RunFolder, rewards: list[str]) -> None:
+    """What training has changed on validation. Where before.jsonl has fewer inputs, the metrics of all, too."""
+    metrics = None if run.result is None else run.result.metrics
+    if metrics is None:
+        return
+    inputs = max(metric.inputs for metric in metrics.values())
+    if run.compared < inputs:
+        print_metrics(f"validation: {inputs:,} inputs", metrics)
+    if run.changes:
+        print_changes(f"validation: {run.compared:,} inputs, before and after training", run.changes, rewards)

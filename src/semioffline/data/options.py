@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +46,9 @@ class DataOptions(Options):
         super().__post_init__()
         self.model: str | None = None  # that reads the prompts: filled in from ModelOptions
 
-    def read_by(self, model: str | None) -> DataOptions:
-        """The same data for another model: some tasks have a prompt form for each kind."""
-        return replace(self)._read_by(model)
-
-    def _read_by(self, model: str | None) -> DataOptions:
+    def read_by(self, model: str | None) -> None:
+        """Say which model reads the prompts: a task may have a form for its kind."""
         self.model = model
-        return self
 
     @property
     def called(self) -> str:

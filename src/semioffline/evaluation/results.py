@@ -41,6 +41,12 @@ class Evaluation:
     corpus_scores: dict[str, CorpusScore] = field(default_factory=dict)
     """corpus metric -> its value from summed statistics"""
 
+    def put_first(self, name: str, values: list[float], signature: str) -> None:
+        """Add a metric that has a value for each input, before the others; one of the same name is replaced."""
+        self.values = {name: values} | {other: own for other, own in self.values.items() if other != name}
+        self.signatures[name] = signature
+        self.statistics.pop(name, None)
+
     def means(self) -> dict[str, float]:
         """metric -> mean over inputs, or value over the whole set"""
         return {name: self._value(name) for name in self.values}

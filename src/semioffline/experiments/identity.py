@@ -17,7 +17,7 @@ EVALUATION = (
 """What the reward on validation depends on, next to the weights."""
 _NOT_IN_A_RUN = {
     *("output_dir", "logging_dir", "run_name", "report_to", "disable_tqdm", "verbose", "save_minutes"),
-    *("eval_on_start", "reward_workers", "save_total_limit"),
+    *("eval_on_start", "reward_workers", "save_total_limit", "write_result"),
 }
 
 

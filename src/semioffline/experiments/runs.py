@@ -27,7 +27,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     folder = plan.run_folder(method, seed)
     timing = time_method(plan, method) if method != START and plan.budget_steps is None else None
     steps = _steps(plan, method, None if timing is None else timing.steps)
-    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(steps, 1))
+    args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(steps, 1), write_result=False)
     make_folder(folder)
     lock_folder(folder)
     write_atomically(folder / SETTINGS, json.dumps(_noted(plan, args), indent=1))

@@ -12,14 +12,18 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from semioffline.config import MethodConfig
 from semioffline.cuda.functions import recordings
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
+from semioffline.evaluation.decode import generate_ids
 from semioffline.experiments.plan import START, Plan
 from semioffline.experiments.results import Timing
 from semioffline.methods.registry import load_method
+from semioffline.policy.decoding import Decoding
+from semioffline.policy.policy import Policy
 from semioffline.storage.files import read_json, write_atomically
 from semioffline.training.console import Advice, Console
 from semioffline.training.trainer import SemiOfflineTrainer
@@ -99,7 +103,8 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
     known = known_timings(plan)
     if method not in known:
         folder = plan.folder / "probe" / method
-        args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, eval_on_start=False)
+        off = {"eval_on_start": False, "write_result": False}
+        args = plan.settings(method, output_dir=str(folder), seed=0, max_steps=PROBE_MOST, **off)
         tokenised = {} if tokenised is None else tokenised
         lengths = args.max_prompt_length, args.max_completion_length
         loaded = load_method(args)
@@ -119,6 +124,28 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
         del trainer
         free_memory()
     return fit_into_budget(plan, known[method])
+
+
+def time_steps(policy: Policy, rewards: list[Any], args: MethodConfig, rows: Dataset) -> float:
+    """Seconds of a step. args: settings with the number of steps to make; the model is trained by them."""
+    trainer = SemiOfflineTrainer(policy, rewards, args, rows)
+    clock = StepClock(0.0)
+    trainer.add_callback(clock)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return clock.measured().seconds_per_step
+
+
+def time_outputs(policy: Policy, examples: Examples, max_new_tokens: int) -> float:
+    """Seconds to decode one input of a batch: the faster of two halves, because the first one also warms up."""
+    policy.eval()
+    half, seconds = math.ceil(len(examples) / 2), []
+    for part in (slice(0, half), slice(half, 2 * half)):
+        number, started = len(examples.examples[part]), StepClock.now()
+        with policy.meter.paused():
+            generate_ids(policy, examples, Decoding(max_new_tokens=max_new_tokens), half, progress=False, part=part)
+        seconds += [(StepClock.now() - started) / number] if number else []
+    return min(seconds)
 
 
 def known_timings(plan: Plan) -> dict[str, Timing]:

@@ -72,7 +72,7 @@ class Method(CriticMethod[ActorCriticConfig]):
 
         terms = [
             mle_term(logits[0], batch, config.label_smoothing_factor),
-            Term("rl", rl, per="row", weight=config.rl_weight),
+            Term("rl", rl, per="row", weight=config.first_rl_weight),
             Term("critic", critic, per="row", weight=config.critic_weight),
         ]
         return StepOutput(

@@ -61,7 +61,7 @@ class Method(RLMethod[AvgConfig]):
         return StepOutput(
             terms=[
                 mle_term(target_logits, batch, config.label_smoothing_factor),
-                Term("rl", rl, per="row", weight=config.rl_weight),
+                Term("rl", rl, per="row", weight=config.first_rl_weight),
             ],
             metrics=scores.metrics | {"sample_length": mean_length(texts)},
             completions=log if config.log_completions else None,

@@ -72,7 +72,7 @@ class Method(RLMethod[GrpoConfig]):
         return StepOutput(
             terms=[
                 mle_term(target_logits, batch, config.label_smoothing_factor),
-                Term("rl", -torch.stack(gains).sum(), per="row", weight=config.rl_weight),
+                Term("rl", -torch.stack(gains).sum(), per="row", weight=config.first_rl_weight),
             ],
             metrics={
                 **stored.scores.metrics,

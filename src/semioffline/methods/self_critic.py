@@ -56,7 +56,7 @@ class Method(RLMethod[SelfCriticConfig]):
         return StepOutput(
             terms=[
                 mle_term(target_logits, batch, config.label_smoothing_factor),
-                Term("rl", rl, per="row", weight=config.rl_weight),
+                Term("rl", rl, per="row", weight=config.first_rl_weight),
             ],
             metrics=metrics,
             completions=log if config.log_completions else None,

@@ -89,7 +89,7 @@ class Method(RLMethod[SemiOfflineConfig]):
 
         log = SampleLog(policy.tokens, batch, observation, drawn.samples, drawn.probabilities, scores, self._advantages)
         return StepOutput(
-            terms=[mle, Term("rl", rl.total, per="row", weight=config.rl_weight, value=rl.value)],
+            terms=[mle, Term("rl", rl.total, per="row", weight=config.first_rl_weight, value=rl.value)],
             metrics={
                 "entropy": drawn.entropy.mean() if drawn.entropy.numel() else 0.0,
                 "mask_rate": int((observation.hidden & static.ordinary).sum()) / max(int(static.ordinary.sum()), 1),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from semioffline.algorithm.losses import Baseline, LossScale
 from semioffline.algorithm.masking import MaskPattern, MaskUnit
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.data.spans import load_where, names_function
 from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, STEPS, TEMPERATURE, Range, setting
+
+DEFAULT_RATIO = 1.0
+"""The right rl_weight depends on the scale of the reward, on K and on the data; this ratio does not."""
+DEFAULT_WEIGHT = 5.0
+"""For combinations whose RL terms no ratio balances."""
 
 
 @dataclass
@@ -34,13 +40,32 @@ class DrawingSettings(MethodConfig):
 class RLSettings(DrawingSettings, MaskedMLESettings):
     """Settings of an RL term, and of drawing its samples."""
 
-    rl_weight: float = setting(5.0, "Lambda, the weight of the RL loss next to the MLE loss.", "RL term", NOT_NEGATIVE)
+    default_ratio: ClassVar[float | None] = DEFAULT_RATIO
+    rl_weight: float | None = setting(
+        None, "Lambda, the weight of the RL loss next to the MLE loss; rl_ratio sets it when not given.", "RL term",
+        NOT_NEGATIVE,
+    )  # fmt: skip
     rl_ratio: float | None = setting(
-        None, "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps.", "RL term", POSITIVE
+        None,
+        "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps. "
+        f"{DEFAULT_RATIO:g} when neither is given.",
+        "RL term",
+        POSITIVE,
     )
     kl_weight: float = setting(
         0.0, "Weight of the KL divergence from the initial model, a mean over positions.", "RL term", NOT_NEGATIVE
     )
+
+    def __post_init__(self) -> None:
+        if self.rl_weight is None and self.rl_ratio is None:
+            self.rl_ratio = self.default_ratio
+            self.rl_weight = DEFAULT_WEIGHT if self.default_ratio is None else None
+        super().__post_init__()
+
+    @property
+    def first_rl_weight(self) -> float:
+        """The weight of the RL term; 1 where rl_ratio finds it during training."""
+        return 1.0 if self.rl_weight is None else self.rl_weight
 
     def problems(self) -> list[str]:
         needs = bool(self.kl_weight and (self.fsdp or self.deepspeed))

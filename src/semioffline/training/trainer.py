@@ -43,6 +43,7 @@ from semioffline.training.initial_outputs import measure_start
 from semioffline.training.model_card import write_card
 from semioffline.training.own_rates import set_own_rates
 from semioffline.training.rollouts import Rollouts
+from semioffline.training.run_folder import RunFolder
 from semioffline.training.run_log import RunLog, as_numbers, write_samples
 from semioffline.validation import show
 
@@ -138,6 +139,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
         self.at_start: dict[str, float] = {}  # for the first line of the log
+        self.run_folder = RunFolder(self)
 
     def _set_up_acceleration(self) -> None:
         """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
@@ -377,12 +379,15 @@ class SemiOfflineTrainer(SafeCheckpoints):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
         self.scorer.start_workers()
+        self.run_folder.begin()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
         self.at_start = {} if resume_from_checkpoint else measure_start(self)
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            done = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.console.close()
+        self.run_folder.finish()
+        return done
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""

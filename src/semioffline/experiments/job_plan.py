@@ -1,0 +1,155 @@
+"""What a job will do: rules from data and model to settings, and the plan that keeps what was decided.
+
+The plan is written once, before the first step. A job that goes on reads it, so that what depends on the clock of the
+machine (the numbers of steps) stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from semioffline.data.inspection import Inspection
+from semioffline.data.prompt_form import PromptForm
+from semioffline.experiments.job_options import JobOptions
+from semioffline.storage.records import Record
+from semioffline.training.mask_token import MaskCheck
+
+PLAN = "plan.json"
+EVALUATIONS = 5
+"""On validation, about, in each stage."""
+FEWEST_STEPS = 20
+FEWEST_TESTS = 500
+TEST_SHARE = 0.3
+"""Of the minutes, which testing may take before test inputs are left out."""
+
+
+@dataclass(frozen=True)
+class Speed(Record):
+    """What the machine needs, in seconds."""
+
+    mft_step: float
+    rl_step: float
+    output: float
+    """To decode one input."""
+
+
+@dataclass(frozen=True)
+class StagePlan(Record):
+    """One stage that trains."""
+
+    steps: int
+    learning_rate: float
+    eval_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan(Record):
+    """What was decided before the first step: plan.json."""
+
+    made_with: dict[str, object]
+    """The options of the job; others are refused."""
+    digest: str
+    """Of the rows."""
+    parameters: int
+    model_kind: str
+    device: str
+    found: Inspection
+    form: PromptForm
+    form_reason: str
+    max_prompt_length: int
+    max_completion_length: int
+    mask: MaskCheck
+    speed: Speed
+    mft: StagePlan | None
+    """None: the model knows its mask token, or the user wants no M-FT."""
+    rl: StagePlan
+    tested: int
+    """Test inputs."""
+    validated: int
+    """Validation inputs."""
+    batch_size: int
+    eval_batch_size: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    """stage -> what it will take, about"""
+
+
+def learning_rates(parameters: int, is_t5: bool, has_adapter: bool) -> tuple[float, float]:
+    """(M-FT, RL). 2e-4 for 135 million parameters, and less for larger models by the square root; four times as much
+    for T5, which is trained with large rates, and five times as much for adapters. RL takes a twentieth."""
+    rate = 2e-4 * math.sqrt(135e6 / max(parameters, 1)) * (4 if is_t5 else 1) * (5 if has_adapter else 1)
+    rate = _round(min(rate, 2e-3))
+    return rate, _round(rate / 20)
+
+
+def wanted_steps(rows: int, batch_size: int) -> tuple[int, int]:
+    """(M-FT, RL): three passes over the training rows, 100 to 600 steps; one pass, 100 to 300 steps."""
+    epoch = math.ceil(rows / batch_size)
+    return min(max(3 * epoch, 100), 600), min(max(epoch, 100), 300)
+
+
+def eval_interval(steps: int) -> int:
+    """A divisor of the steps, so that the last step is evaluated, too: about EVALUATIONS evaluations."""
+    return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= steps / EVALUATIONS)
+
+
+def plan_stages(
+    options: JobOptions, rates: tuple[float, float], rows: Mapping[str, int], speed: Speed, needs_mft: bool
+) -> tuple[StagePlan | None, StagePlan, int]:
+    """(M-FT, RL, test inputs): what the data ask for, cut to the minutes that the user has."""
+    wanted = wanted_steps(rows["train"], options.batch_size)
+    first, second = (options.mft_steps, options.rl_steps)
+    mft = 0 if not needs_mft else wanted[0] if first is None else first
+    rl = wanted[1] if second is None else second
+    budget = 60 * options.minutes
+    models = 3 + (mft > 0) - (options.more_mft_steps == 0)
+    tested = min(rows["test"], options.test_inputs)
+    tested = min(tested, max(FEWEST_TESTS, int(TEST_SHARE * budget / (models * speed.output))))
+    validated = min(rows["validation"], options.validation_inputs)
+    fixed = speed.output * (models * tested + (models - 1) * (EVALUATIONS + 1) * validated)
+    left = max(budget - fixed, 0.0)
+    training = mft * speed.mft_step + 2 * rl * (speed.rl_step + options.batch_size * speed.output)
+    share = min(1.0, left / training)
+    if first is None and mft:
+        mft = _cut(mft, share)
+    if second is None:
+        rl = _cut(rl, share)
+    mft_rate, rl_rate = rates
+    mft_rate = mft_rate if options.mft_learning_rate is None else options.mft_learning_rate
+    rl_rate = rl_rate if options.rl_learning_rate is None else options.rl_learning_rate
+    stages = [
+        StagePlan(steps, rate, min(options.eval_steps or eval_interval(steps), steps)) if steps else None
+        for steps, rate in ((mft, mft_rate), (rl, rl_rate))
+    ]
+    assert stages[1] is not None
+    return stages[0], stages[1], tested
+
+
+def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -> dict[str, float]:
+    """stage -> seconds, about."""
+    speed, models = plan.speed, 3 + (plan.mft is not None) - (options.more_mft_steps == 0)
+
+    def evaluated(stage: StagePlan) -> float:
+        return (stage.steps // stage.eval_steps + 1) * plan.validated * speed.output
+
+    found = {} if plan.mft is None else {"M-FT": plan.mft.steps * speed.mft_step + evaluated(plan.mft)}
+    if with_candidates:
+        rows = min(plan.found.rows["train"], plan.rl.steps * plan.batch_size)
+        found["static targets"] = rows * speed.output
+    found["semi-offline RL"] = plan.rl.steps * speed.rl_step + evaluated(plan.rl)
+    if options.more_mft_steps != 0:
+        found["more M-FT"] = found["semi-offline RL"] + found.get("static targets", 0.0)
+    found["tests"] = models * plan.tested * speed.output
+    return found
+
+
+def _cut(steps: int, share: float) -> int:
+    """Fewer steps, in a number that EVALUATIONS divides."""
+    fewer = max(int(steps * share), FEWEST_STEPS)
+    return min(steps, max(FEWEST_STEPS, fewer // EVALUATIONS * EVALUATIONS))
+
+
+def _round(rate: float) -> float:
+    """One digit."""
+    return float(f"{rate:.0e}")

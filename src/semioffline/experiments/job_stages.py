@@ -1,0 +1,269 @@
+"""The stages of a job. Each skips what is done, goes on where it was stopped, and marks its end with a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers import set_seed
+
+from semioffline.config import MethodConfig
+from semioffline.data.candidates import OUTPUT, write_candidates
+from semioffline.data.examples import Examples
+from semioffline.evaluation.results import Evaluation, MetricResult, write_predictions
+from semioffline.experiments.job import MODEL, Job, stage_config, time_both
+from semioffline.experiments.job_plan import JobPlan, StagePlan, eval_interval
+from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT
+from semioffline.experiments.job_results import RESULT as RL
+from semioffline.experiments.static_target import INPUTS, StaticChoice, choose_target, probe_target
+from semioffline.experiments.timing import free_memory
+from semioffline.methods.semi_offline import SemiOfflineConfig
+from semioffline.policy.policy import Policy
+from semioffline.scoring.reward_set import RewardSet
+from semioffline.storage.files import make_folder, read_json, write_atomically
+from semioffline.storage.records import Record
+from semioffline.tasks.reading.rows import load_rows
+from semioffline.training.initial_outputs import BEFORE
+from semioffline.training.run_folder import write_settings
+from semioffline.training.trainer import SemiOfflineTrainer
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+LABELS = {INITIAL: "initial checkpoint", MFT: "M-FT", RL: "semi-offline RL", MORE_MFT: "more M-FT"}
+TRAINED, TESTED, PREDICTIONS = "trained.json", "tested.json", "predictions.jsonl"
+TARGET, STEPS, CANDIDATES, SECONDS = "static_target.json", "steps.json", "candidates", "seconds.json"
+SHARD = 64
+"""Inputs whose candidates a kill loses at most."""
+
+
+@dataclass(frozen=True)
+class Trained(Record):
+    """trained.json: the model of a stage is complete."""
+
+    steps: int
+    seconds: float
+    cost_per_input: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Tested(Record):
+    """tested.json: a model on the test rows."""
+
+    metrics: dict[str, MetricResult]
+    rewards: list[float]
+    """One value for each input."""
+
+
+@dataclass(frozen=True)
+class MoreSteps(Record):
+    """steps.json: how long more M-FT is, counted once."""
+
+    steps: int
+    mft_step: float
+    """Seconds of a step of M-FT and of semi-offline RL, timed one after the other."""
+    rl_step: float
+    static_targets: float
+    """Seconds that choosing and making static targets took."""
+
+
+# ---- training ----
+
+
+def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Dataset, **own: object) -> Trained:
+    """Train one model and save it: after M-FT the last weights, else those that are best on validation."""
+    folder = job.folder / name
+    if not (folder / TRAINED).exists():
+        job.say(f"{LABELS[name]}: {stage.steps} steps, learning rate {stage.learning_rate:g}")
+        make_folder(folder)
+        args = stage_config(job, plan, name, stage, **own)
+        write_settings(folder, args)
+        _write_before(job, plan, name)
+        set_seed(args.seed)  # an adapter's weights are drawn when it is added
+        trainer = SemiOfflineTrainer(load_start(job, plan, name), job.rewards, args, rows, job.rows(plan, "validation"))
+        trainer.train(resume_from_checkpoint=True)
+        trainer.save_model(str(folder / MODEL))
+        cost = trainer.policy.meter.per_input()
+        done = Trained(trainer.state.global_step, trainer.run_log.total, cost)
+        write_atomically(folder / TRAINED, json.dumps(done.to_json(), indent=1))
+        del trainer
+        free_memory()
+    for path in folder.glob("checkpoint-*"):  # they were for going on
+        shutil.rmtree(path, ignore_errors=True)
+    return Trained.from_json(read_json(folder / TRAINED))
+
+
+def load_start(job: Job, plan: JobPlan, name: str) -> Policy:
+    """The model that a stage begins with."""
+    if name == MFT or plan.mft is None:
+        return job.load(job.options.adapter())
+    return job.load_saved(job.folder / MFT / MODEL)
+
+
+def _write_before(job: Job, plan: JobPlan, name: str) -> None:
+    """before.jsonl: what the model that a stage begins with writes for the test rows."""
+    start = INITIAL if name == MFT or plan.mft is None else MFT
+    outputs = (job.folder / start / PREDICTIONS).read_bytes()
+    write_atomically(job.folder / name / BEFORE, outputs)
+
+
+# ---- testing ----
+
+
+def test_model(job: Job, plan: JobPlan, name: str) -> Tested:
+    """Decode the test rows with the model of a stage, and score them."""
+    folder = job.folder / name
+    if not (folder / TESTED).exists():
+        job.say(f"{LABELS[name]}: test on {plan.tested} inputs")
+        make_folder(folder)
+        policy = job.load(None) if name == INITIAL else job.load_saved(folder / MODEL)
+        off = {"eval_strategy": "no", "eval_on_start": False, "load_best_model_at_end": False}
+        args = stage_config(job, plan, MFT, StagePlan(1, 0.0, 1), **off, output_dir=str(folder))
+        trainer = SemiOfflineTrainer(policy, job.rewards, args)
+        examples = trainer.prepare(job.rows(plan, "test"))
+        evaluation = trainer.evaluate_outputs(examples)
+        _add_reward(evaluation, trainer.reward_set)
+        write_predictions(folder / PREDICTIONS, evaluation, examples)
+        tested = Tested(evaluation.result(seed=job.options.seed), evaluation.values["reward"])
+        write_atomically(folder / TESTED, json.dumps(tested.to_json()))
+        del trainer, policy
+        free_memory()
+    return Tested.from_json(read_json(folder / TESTED))
+
+
+def _add_reward(evaluation: Evaluation, rewards: RewardSet) -> None:
+    """`reward`: the weighted sum of what was trained for, first of the metrics."""
+    sums = rewards.add({name: evaluation.values[name] for name in rewards.functions}).tolist()
+    parts = zip(rewards.weights, rewards.functions, strict=True)
+    said = " + ".join(name if weight == 1 else f"{weight:g}*{name}" for weight, name in parts)
+    evaluation.put_first("reward", sums, said)
+
+
+# ---- static targets ----
+
+
+def choose_static_target(job: Job, plan: JobPlan) -> StaticChoice:
+    """By a probe, unless the user has said it."""
+    path = job.folder / TARGET
+    if not path.exists():
+        given = job.options.static_target
+        began = time.perf_counter()
+        choice = _probe(job, plan) if given == "auto" else StaticChoice(given, "as you say")
+        write_atomically(path, json.dumps(choice.to_json() | {"seconds": time.perf_counter() - began}, indent=1))
+    choice = StaticChoice.from_json(read_json(path))
+    job.say(f"static target: {choice.target} ({choice.reason})")
+    return choice
+
+
+def _probe(job: Job, plan: JobPlan) -> StaticChoice:
+    policy = load_start(job, plan, RL).to(job.device)
+    args = stage_config(job, plan, RL, plan.rl)
+    assert isinstance(args, SemiOfflineConfig)
+    rewards = RewardSet(job.rewards, args.reward_weights, device=job.device)
+    rows = _rows_of_rl(job, plan)
+    rows = rows.select(range(min(INPUTS, len(rows))))
+    with tempfile.TemporaryDirectory() as place:
+        path = _write_candidates(job, plan, policy, rewards, args, rows, Path(place))
+        scored = _with_any(load_rows(path))
+    lengths = plan.max_prompt_length, plan.max_completion_length, args.truncation_side
+    probes = [
+        probe_target(policy, Examples(part, policy, *lengths, target, progress=False), rewards, args)
+        for part, target in ((rows, "ground_truth"), (scored, "worst"))
+        if len(part)
+    ]
+    if len(probes) == 1:
+        return StaticChoice("ground_truth", "the model wrote nothing that could be scored", probes[0])
+    return choose_target(*probes)
+
+
+def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Dataset:
+    """The training rows of RL, with candidates where they are masked."""
+    rows = _rows_of_rl(job, plan)
+    if choice.target == "ground_truth":
+        return job.rows(plan, "train")
+    if "candidates" in rows.column_names:
+        return rows
+    folder = job.folder / CANDIDATES
+    if not (folder / SECONDS).exists():
+        job.say(f"static targets: {job.options.num_candidates} candidates for each of {len(rows)} inputs")
+        policy = load_start(job, plan, RL).to(job.device)
+        args = stage_config(job, plan, RL, plan.rl)
+        rewards = RewardSet(job.rewards, args.reward_weights, device=job.device)
+        before, began = len(list((folder / "shards").glob("*.jsonl"))), time.perf_counter()
+        _write_candidates(job, plan, policy, rewards, args, rows, folder)
+        shards = math.ceil(len(rows) / SHARD)
+        made, seconds = shards - before, time.perf_counter() - began
+        whole = seconds * shards / made if made else len(rows) * plan.speed.output
+        write_atomically(folder / SECONDS, json.dumps({"seconds": whole}))
+        del policy
+        free_memory()
+    scored = _with_any(load_rows(folder / OUTPUT))
+    if len(scored) < len(rows):
+        job.say(f"{len(rows) - len(scored)} of {len(rows)} inputs have no candidate and are left out")
+    return scored
+
+
+def _rows_of_rl(job: Job, plan: JobPlan) -> Dataset:
+    """As many inputs as the RL stage sees, at random."""
+    rows = job.rows(plan, "train")
+    return rows.shuffle(seed=job.options.seed).select(range(min(len(rows), plan.rl.steps * plan.batch_size)))
+
+
+def _write_candidates(
+    job: Job, plan: JobPlan, policy: Policy, rewards: RewardSet, args: MethodConfig, rows: Dataset, folder: Path
+) -> Path:
+    limits = plan.max_prompt_length, plan.max_completion_length
+    examples = Examples(rows, policy, *limits, args.truncation_side, progress=False)
+    decoding = job.options.sampling(limits[1], job.options.num_candidates)
+    batch = max(1, 2 * plan.eval_batch_size // job.options.num_candidates)
+    policy.eval()
+    return write_candidates(
+        policy, examples, rows, decoding, rewards, folder, {}, batch, SHARD, job.options.seed
+    )  # fmt: skip
+
+
+def _with_any(rows: Dataset) -> Dataset:
+    """Without the rows for which the model wrote nothing that could be scored."""
+    return rows.filter(bool, input_columns="candidates")
+
+
+# ---- the same time ----
+
+
+def count_more_steps(job: Job, plan: JobPlan, choice: StaticChoice, rows: Dataset) -> StagePlan | None:
+    """More M-FT for as long as RL takes with its static targets. The steps of both are timed one after the other, in
+    the same minute; None: the user wants none of it."""
+    given, path = job.options.more_mft_steps, job.folder / STEPS
+    if given == 0:
+        return None
+    if given is None and not path.exists():
+        policy = load_start(job, plan, RL)
+        with tempfile.TemporaryDirectory() as place:
+            mft, rl = time_both(job, plan, rows, policy, choice.target, place)
+        del policy
+        spent = sum(static_seconds(job).values())
+        steps = max(1, round((plan.rl.steps * rl + spent) / mft))
+        write_atomically(path, json.dumps(MoreSteps(steps, mft, rl, spent).to_json(), indent=1))
+    steps = MoreSteps.from_json(read_json(path)).steps if given is None else given
+    rate = plan.rl.learning_rate if plan.mft is None else plan.mft.learning_rate
+    if job.options.mft_learning_rate is not None:
+        rate = job.options.mft_learning_rate
+    steps = steps if given is not None else _divisible(steps)
+    return StagePlan(steps, rate, min(job.options.eval_steps or eval_interval(steps), steps))
+
+
+def _divisible(steps: int) -> int:
+    """The next number that five divides, so that the last step is evaluated, too."""
+    return -(-steps // 5) * 5
+
+
+def static_seconds(job: Job) -> dict[str, float]:
+    """stage -> seconds, of what is done for RL before it begins."""
+    paths = {"probe": job.folder / TARGET, "static targets": job.folder / CANDIDATES / SECONDS}
+    return {name: float(read_json(path).get("seconds", 0.0)) for name, path in paths.items() if path.exists()}

@@ -1,0 +1,91 @@
+"""What a job says: its plan at the start, and one table and one sentence at the end."""
+
+from __future__ import annotations
+
+from semioffline.evaluation.statistics import Difference
+from semioffline.experiments.job_options import JobOptions
+from semioffline.experiments.job_plan import JobPlan, StagePlan
+from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT, RESULT, JobResult, ModelResult
+from semioffline.printing import show_table
+
+
+def plan_lines(title: str, reward: str, plan: JobPlan, options: JobOptions) -> list[str]:
+    """What will be done, with what was decided and why."""
+    found = plan.found
+    rows = ", ".join(
+        f"{split} {number:,}{' (cut from train)' if split in found.cut else ''}" for split, number in found.rows.items()
+    )
+    lengths = (
+        f"prompts {found.prompts.median} tokens (99 %: {found.prompts.most}), read up to {plan.max_prompt_length}; "
+        f"completions {found.completions.median} (longest: {found.completions.longest}), up to "
+        f"{plan.max_completion_length}"
+    )
+    more = f"; other columns: {', '.join(found.columns)}" if found.columns else ""
+    lines = [
+        f"{title}, reward: {reward}",
+        f"  rows      {rows}; {plan.tested} are tested{more}",
+        f"  lengths   {lengths}",
+        f"  prompts   {plan.form}: {plan.form_reason}",
+        f"  model     {plan.parameters / 1e6:,.1f} million parameters, {plan.model_kind}, on {plan.device}",
+    ]
+    lines += [f"  warning   {warning}" for warning in found.warnings()]
+    knows = "the model knows its mask token" if plan.mask.knows else "the model does not know its mask token"
+    number = 1
+    if plan.mft is not None:
+        lines.append(f"  {number}. M-FT: {_stage(plan.mft, plan)}: {knows} ({plan.mask})")
+        number += 1
+    else:
+        lines.append(f"     no M-FT: {'--mft_steps 0' if options.mft_steps == 0 else knows} ({plan.mask})")
+    target = "chosen by a probe" if options.static_target == "auto" else options.static_target
+    lines.append(f"  {number}. semi-offline RL: {_stage(plan.rl, plan)}, static target {target}")
+    if options.more_mft_steps != 0:
+        steps = f"{options.more_mft_steps} steps" if options.more_mft_steps else "as long as RL and its static targets"
+        lines.append(f"  {number + 1}. more M-FT, to compare with: {steps}")
+    lines.append("  each at its best on validation, tested on the same inputs")
+    seconds = " + ".join(f"{stage} {duration(each)}" for stage, each in plan.seconds.items())
+    lines.append(f"about {duration(sum(plan.seconds.values()))} on this machine: {seconds}")
+    return lines
+
+
+def _stage(stage: StagePlan, plan: JobPlan) -> str:
+    return f"{stage.steps} steps of {plan.batch_size} inputs, learning rate {stage.learning_rate:g}"
+
+
+def duration(seconds: float) -> str:
+    """For people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def sentence(reward: str, models: dict[str, ModelResult]) -> str:
+    """One sentence: what more M-FT (or the model before RL) has, what RL has, and the difference."""
+    over = next(name for name in (MORE_MFT, MFT, INITIAL) if name in models)
+    said = {MORE_MFT: "fine-tuning for the same time", MFT: "the fine-tuned model", INITIAL: "the initial checkpoint"}
+    before, after = (models[name].metrics["reward"].mean for name in (over, RESULT))
+    difference = models[over].difference
+    assert difference is not None
+    return f"{reward} {before:.3f} → {after:.3f}, {interval(difference)} over {said[over]}"
+
+
+def interval(difference: Difference) -> str:
+    return f"{difference.mean:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})"
+
+
+def show_result(result: JobResult) -> None:
+    """The table, with a column for each model."""
+    models = list(result.models.values())
+    inputs = models[0].metrics["reward"].inputs
+    ahead = [model.difference for model in models]
+    rows = [
+        [f"{result.reward} *", *(f"{model.metrics['reward'].mean:.3f}" for model in models)],
+        ["RL ahead by", *("" if each is None else f"{each.mean:+.3f}" for each in ahead)],
+        ["  95 %: from", *("" if each is None else f"{each.low:+.3f}" for each in ahead)],
+        ["  95 %: to", *("" if each is None else f"{each.high:+.3f}" for each in ahead)],
+        ["  p", *("" if each is None else f"{each.p:.3f}" for each in ahead)],
+    ]
+    shown = [name for name in models[0].metrics if name not in ("reward", result.reward)]
+    rows += [[name.replace("_", " "), *(f"{model.metrics[name].mean:.3f}" for model in models)] for name in shown]
+    rows.append(["seconds", *(f"{model.seconds:.0f}" for model in models)])
+    title = f"{result.title}: {inputs} test inputs"
+    show_table(title, ["* the reward", *(model.label for model in models)], rows)
