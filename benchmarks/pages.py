@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import campaign, claims, overview, sample_tables, speed_tables
+from benchmarks import campaign, claims, overview, report_tables, sample_tables, speed_tables
 from semioffline.bench.results import BenchResult
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.provenance import Provenance
@@ -29,6 +29,8 @@ RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "samples": lambda result, folder: f"{sample_tables.markdown(result)}\n{_about(result)}",
     "bench": lambda result, folder: f"{bench.markdown(BenchResult.from_json(result).rows)}\n{_about(result)}",
     "campaign": lambda result, folder: f"{campaign.markdown(result)}\n{_about(result)}",
+    "report": lambda result, folder: f"{report_tables.page_markdown(result)}\n{_about(result)}",
+    "token_log": lambda result, folder: f"{report_tables.token_log_markdown(result)}\n{_about(result)}",
     "claims": claims.markdown,
     "overview": overview.markdown,
 }
