@@ -121,7 +121,7 @@ def test_the_trainer_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings,
 
     def trainer(folder):
         args = settings(
-            name, max_steps=4, save_steps=2, per_device_train_batch_size=4, learning_rate=1e-2,
+            name, max_steps=4, save_steps=2, save_total_limit=3, per_device_train_batch_size=4, learning_rate=1e-2,
             max_prompt_length=40, max_completion_length=8, disable_tqdm=True, logging_steps=1, eval_metrics=[],
             **({"num_samples": 2} if "semi_offline" in name else {}),
         )  # fmt: skip

@@ -171,7 +171,8 @@ def test_a_run_stops_and_goes_on_exactly(tiny_policy, tiny_data, settings, tmp_p
 
     def trainer(folder):
         args = settings(
-            "ilql", max_steps=4, save_steps=2, per_device_train_batch_size=4, learning_rate=1e-2, max_prompt_length=40,
+            "ilql", max_steps=4, save_steps=2, save_total_limit=3, per_device_train_batch_size=4, learning_rate=1e-2,
+            max_prompt_length=40,
             max_completion_length=12, disable_tqdm=True, logging_steps=1, eval_metrics=[], head_learning_rate=0.03,
             polyak=0.5,
         )  # fmt: skip

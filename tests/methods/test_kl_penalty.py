@@ -184,7 +184,8 @@ def test_a_resumed_run_has_the_same_reference(tiny_policy, tiny_data, settings, 
 
     def trainer(folder, seed=0):
         args = settings(
-            name, max_steps=4, save_steps=2, per_device_train_batch_size=4, learning_rate=1e-2, num_samples=2,
+            name, max_steps=4, save_steps=2, save_total_limit=3, per_device_train_batch_size=4, learning_rate=1e-2,
+            num_samples=2,
             kl_weight=0.5, max_prompt_length=40, max_completion_length=8, disable_tqdm=True, logging_steps=1,
             eval_metrics=[],
         )  # fmt: skip
