@@ -23,7 +23,7 @@ def test_counts_are_those_of_single_pairs(stem: bool) -> None:
     completions = [[text(rng) for _ in range(rng.randint(0, 20))] + rng.sample(ODD, 5) for _ in references]
     pairs = [(c, r) for r, own in zip(references, completions, strict=True) for c in own]
     expected = score_pairs(*zip(*pairs, strict=True), VARIANTS, stem)  # type: ignore[arg-type]
-    batch = RougeBatch(references, completions, _vocabulary(stem))
+    batch = RougeBatch.of_texts(references, completions, _vocabulary(stem))
     for variant in VARIANTS:
         assert batch.f_measures(variant).tolist() == [score.fmeasure for score in expected[variant]]
 
@@ -33,7 +33,7 @@ def test_a_long_reference_has_too_many_n_grams_for_a_table() -> None:
     words = [f"w{n}" for n in range(3000)]
     reference = " ".join(rng.choices(words, k=2000))
     own = [" ".join(rng.choices(words, k=50) + reference.split()[n : n + 50]) for n in range(20)]
-    batch = RougeBatch([reference], [own], _vocabulary(False))
+    batch = RougeBatch.of_texts([reference], [own], _vocabulary(False))
     expected = score_pairs(own, [reference] * 20, VARIANTS)
     for variant in VARIANTS:
         assert batch.f_measures(variant).tolist() == [score.fmeasure for score in expected[variant]]

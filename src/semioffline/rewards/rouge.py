@@ -362,7 +362,7 @@ class Rouge(BaseReward):
             from semioffline.rewards.rouge_batch import RougeBatch  # with numpy, which single pairs do not need
 
             texts = [[completions[at] for at in own] for own in together.values()]
-            batch = RougeBatch(list(together), texts, _vocabulary(self.use_stemmer))
+            batch = RougeBatch.of_texts(list(together), texts, _vocabulary(self.use_stemmer))
             order = [*chain(*together.values())]
             for column, variant in zip(found, self.variants, strict=True):
                 for at, value in zip(order, batch.f_measures(variant).tolist(), strict=True):

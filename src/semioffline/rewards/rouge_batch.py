@@ -22,10 +22,17 @@ _SEPARATE = _BETWEEN + bytes(b if chr(b).isascii() and chr(b).isalnum() else ord
 class RougeBatch(Counts):
     """References and their completions as numbers, one for each word (words of one stem share a number)."""
 
-    def __init__(self, references: Sequence[str], completions: Sequence[Sequence[str]], vocabulary: Any):
+    def __init__(self, line: str, between: str, completions: Sequence[int]):
+        """line: one character for each word, `between` after each text: all references, then the completions of each,
+        as many as `completions` says."""
+        self.line = line
+        super().__init__(line, between, [1] * len(completions), completions)
+
+    @classmethod
+    def of_texts(cls, references: Sequence[str], completions: Sequence[Sequence[str]], vocabulary: Any) -> RougeBatch:
         """completions: for each reference, its own."""
-        self.line, between = _write(_words(references), _words(chain(*completions)), vocabulary)
-        super().__init__(self.line, between, [1] * len(references), [len(own) for own in completions])
+        line, between = _write(_words(references), _words(chain(*completions)), vocabulary)
+        return cls(line, between, [len(own) for own in completions])
 
     def common(self) -> np.ndarray:
         """For each completion, the length of its longest common subsequence with its reference."""

@@ -24,6 +24,7 @@ from semioffline.policy.policy import Policy
 from semioffline.scoring.calls import columns_for, repeat, reward_columns
 from semioffline.scoring.device_rouge import DeviceRouge, on_device
 from semioffline.scoring.fast_decode import FastDecoder
+from semioffline.scoring.host_rouge import HostRouge, on_host
 from semioffline.scoring.pool import Asked, shared_pool, spare_workers
 from semioffline.scoring.reward_set import RewardSet, Values
 from semioffline.scoring.worker import Group, PoolError, deal, texts_of
@@ -247,6 +248,19 @@ class Scorer:
 
     def _call(self, groups: list[Group], draws: np.ndarray, batch: Batch, but: Sequence[str]) -> dict[str, Values]:
         """Score in this process."""
+        counted: dict[str, Values] = {}
+        if len(but) == len(self.reward_set.functions):
+            return {}
+        for name, reward in self._host_rewards.items():
+            values = None if name in but else reward(groups, draws, batch.columns["references"])
+            if values is not None:
+                counted[name] = values
+        return {**counted, **self._read_texts(groups, draws, batch, [*but, *counted])}
+
+    def _read_texts(
+        self, groups: list[Group], draws: np.ndarray, batch: Batch, but: Sequence[str]
+    ) -> dict[str, Values]:
+        """Score the texts of the samples."""
         if len(but) == len(self.reward_set.functions):
             return {}
         many = sum(group.many for group in groups) // len(batch)
@@ -256,6 +270,12 @@ class Scorer:
         else:
             columns = reward_columns(batch.columns, texts, _token_lists(groups, draws), many)
         return {**self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)}
+
+    @cached_property
+    def _host_rewards(self) -> dict[str, HostRouge]:
+        """The reward functions that are counted from token ids."""
+        found = {name: on_host(function, self._decoder) for name, function in self.reward_set.functions.items()}
+        return {name: reward for name, reward in found.items() if reward is not None}
 
     def _decode(self, groups: list[Group], draws: np.ndarray) -> list[str]:
         """The texts of all samples."""
