@@ -1,5 +1,7 @@
 """BERTScore and similarity, with a tiny encoder built here and with a real one where it is installed."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -10,6 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from rewards.make_golden import PAIRS
 from semioffline.errors import UserError
+from semioffline.rewards.bertscore import BASELINES, LAYERS
 from semioffline.rewards.registry import load_reward
 
 COMPLETIONS = [text for text, _ in PAIRS]
@@ -56,6 +59,26 @@ def test_bertscore_is_that_of_its_package(folder, layer, monkeypatch):
         texts, rows = (list(column) for column in zip(*pairs, strict=True))
         expected = package.score(texts, rows, model_type=folder, num_layers=layer)[2].tolist()
         assert score(f"bertscore:{folder}?layer={layer}", texts, rows) == pytest.approx(expected, abs=2e-6)
+
+
+def test_bertscore_may_be_rescaled_by_what_unrelated_texts_get(folder):
+    """As the package does it: (F - b) / (1 - b)."""
+    plain, rescaled = score(f"bertscore:{folder}"), score(f"bertscore:{folder}?baseline=0.4")
+    assert rescaled == pytest.approx([(value - 0.4) / 0.6 for value in plain])
+    assert "|rescale:0.4|" in load_reward(f"bertscore:{folder}?baseline=0.4")[1].signature
+    with pytest.raises(UserError, match="rescale needs a baseline"):
+        load_reward(f"bertscore:{folder}?rescale=true")
+    with pytest.raises(UserError, match="rescale needs a baseline"):
+        load_reward(f"bertscore:{folder}?baseline=1")
+
+
+def test_baselines_are_those_of_the_package():
+    package = pytest.importorskip("bert_score")
+    files = Path(package.__file__).parent / "rescale_baseline" / "en"
+    for name, baseline in BASELINES.items():
+        [file] = [path for path in files.rglob("*.tsv") if path.stem == name]
+        lines = [line.split(",") for line in file.read_text().splitlines()[1:]]
+        assert {int(line[0]): float(line[3]) for line in lines}[LAYERS[name]] == baseline
 
 
 def test_bertscore_takes_the_last_layer_unless_told(folder):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from semioffline.cli.compare_options import TYPES, CompareOptions, method_config, read_command
-from semioffline.cli.options import as_flags, parse, wants_help
+from semioffline.cli.options import as_flags, default_metrics, parse, wants_help
 from semioffline.cli.prepare import prepare, seconds_before
 from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about, open_folder, write_about, write_settings
@@ -42,7 +42,7 @@ def run(argv: list[str]) -> None:
     if wants_help(argv):
         parse("compare", [*TYPES, MethodConfig], argv)
     task = parse("compare", TYPES, argv, unread="ignore")[0].load_task()
-    defaults = {**task.settings, "eval_metrics": list(task.metrics), **DEFAULTS}
+    defaults = {**task.settings, "eval_metrics": default_metrics(task), **DEFAULTS}
     defaults |= {"reward": [task.reward] if task.reward else None}
     data, model, options, args, by_method = read_command(argv, defaults)
     beside = labelled_folders(options.beside)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from semioffline.cli.options import parse
+from semioffline.cli.options import default_metrics, parse
 from semioffline.cli.results import EvaluateResult
 from semioffline.cli.run_folder import (
     about,
@@ -85,7 +85,7 @@ def _checksum(model: str | None) -> dict[str, int]:
 def run(argv: list[str]) -> None:
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()
-    data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": list(task.metrics)})
+    data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": default_metrics(task)})
     model.checked_device()
     RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
     others = {name: _predictions_of(name) for name in options.against}

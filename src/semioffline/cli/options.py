@@ -17,6 +17,8 @@ from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, short, unknown
 from semioffline.methods.registry import readers
+from semioffline.rewards import meteor
+from semioffline.tasks.registry import Task
 
 
 def wants_help(argv: list[str]) -> bool:
@@ -126,3 +128,8 @@ def as_flags(settings: Mapping[str, object]) -> list[str]:
         else:
             flags += [f"--{key}", str(value)]
     return flags
+
+
+def default_metrics(task: Task) -> list[str]:
+    """What a model is tested by when nothing else is asked."""
+    return [*task.metrics, *(task.java_metrics if task.java_metrics and meteor.is_there() else ())]

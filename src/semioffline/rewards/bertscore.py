@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from semioffline.errors import UserError
-from semioffline.rewards.contract import RewardOptions, check_references, package_version, positive
+from semioffline.rewards.contract import RewardOptions, check_references, package_version, positive, yes_or_no
 from semioffline.rewards.encoder import LOAD_OPTIONS, EncoderReward, own_precision, short_name
 
 LAYERS = {
@@ -17,6 +17,15 @@ LAYERS = {
     "deberta-xlarge-mnli": 40,
 }
 """The layers that the authors chose on human judgements; for other encoders the last layer is taken."""
+BASELINES = {
+    "bert-base-uncased": 0.35219112,
+    "bert-large-uncased": 0.42646673,
+    "roberta-base": 0.814463,
+    "roberta-large": 0.83122575,
+    "distilbert-base-uncased": 0.66620487,
+    "deberta-xlarge-mnli": 0.5150192,
+}
+"""What F is for two unrelated English sentences, at these layers: published with the bert-score package."""
 
 
 class BertScore(EncoderReward):
@@ -24,12 +33,13 @@ class BertScore(EncoderReward):
 
     P is the mean over completion tokens of the highest cosine with a reference token, R the mean over reference tokens
     of the highest cosine with a completion token. Tokens are the hidden states of one layer; the marks at both ends of
-    a text may be matched but are not counted. No idf weights, no rescaling. An empty text scores 0. With several
-    references, the highest F. The same as the bert-score package gives for the encoder and layer.
+    a text may be matched but are not counted. No idf weights. An empty text scores 0. With several references, the
+    highest F. The same as the bert-score package gives for the encoder and layer. rescale: (F - b) / (1 - b), with b
+    from BASELINES, or `baseline`: nearly 0 for unrelated texts, and below 0 for an empty one.
     """
 
     name = "bertscore"
-    options: ClassVar[RewardOptions] = {"layer": positive, **LOAD_OPTIONS}
+    options: ClassVar[RewardOptions] = {"layer": positive, "rescale": yes_or_no, "baseline": float, **LOAD_OPTIONS}
 
     def __init__(
         self,
@@ -39,18 +49,28 @@ class BertScore(EncoderReward):
         batch_size: int = 64,
         max_length: int | None = None,
         device: Any = None,
+        rescale: bool = False,
+        baseline: float | None = None,
     ) -> None:
         layers, encoder = model.config.num_hidden_layers, short_name(model)
         self.layer = min(LAYERS.get(encoder, layers), layers) if layer is None else layer
         if not 1 <= self.layer <= layers:
             raise UserError(f"layer={self.layer}: {encoder} has the layers 1 to {layers}")
+        known = BASELINES.get(encoder) if self.layer == LAYERS.get(encoder) else None
+        self.baseline = (known if baseline is None else baseline) if rescale or baseline is not None else 0.0
+        if self.baseline is None or not 0 <= self.baseline < 1:
+            raise UserError(
+                f"rescale needs a baseline in [0, 1) for {encoder}, layer {self.layer}, and {self.baseline} is none: "
+                f"give baseline=NUMBER (known: {', '.join(BASELINES)})"
+            )
         super().__init__(model, tokenizer, batch_size, max_length, device)
         ends = (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
         self.ends = sorted({number for number in ends if number is not None})
 
     @property
     def signature(self) -> str:
-        kind = f"layer:{self.layer}|idf:no|rescale:no|refs:best"
+        rescaled = f"{self.baseline:g}" if self.baseline else "no"
+        kind = f"layer:{self.layer}|idf:no|rescale:{rescaled}|refs:best"
         return (
             f"bertscore:{self.checkpoint}|f1|{kind}|max:{self.max_length}|dtype:{self.precision}|v:{package_version()}"
         )
@@ -64,9 +84,8 @@ class BertScore(EncoderReward):
             part = different[start : start + self.batch_size]
             with own_precision(self.model):
                 scores |= zip(part, self._score(part), strict=True)
-        return [
-            max(scores[text, reference] for reference in row) for text, row in zip(completions, references, strict=True)
-        ]
+        highest = [max(scores[text, one] for one in row) for text, row in zip(completions, references, strict=True)]
+        return [(score - self.baseline) / (1 - self.baseline) for score in highest] if self.baseline else highest
 
     def _score(self, pairs: list[tuple[str, str]]) -> list[float]:
         """F of each pair. The samples of an input share their reference: it is read once."""

@@ -1,7 +1,10 @@
-"""ROUGE-L as question generation is scored (Ushio et al., 2022, LMQG), which is that of the COCO caption evaluation."""
+"""ROUGE-L and BLEU-4 as question generation is scored (Ushio et al., 2022, LMQG): as in the COCO caption evaluation."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -55,3 +58,59 @@ class LmqgRougeL(BaseReward):
         if not precision or not recall:
             return 0.0
         return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
+
+
+ORDER = 4
+_SMALL, _TINY = 1e-9, 1e-15
+"""What the published scorer adds to numbers of n-grams, so that it never divides by 0."""
+
+
+class LmqgBleu4(BaseReward):
+    """BLEU-4 of the COCO caption evaluation, which LMQG prints: treebank words in lower case, no smoothing.
+
+    Over a set, n-gram counts and lengths are summed before anything is divided; as a reward, every text has a value of
+    its own. With several references an n-gram counts up to its highest count in any of them, and the length is compared
+    with the nearest one, of two the shorter. Texts are tokenised as for `LmqgRougeL`.
+    """
+
+    name = "lmqg_bleu4"
+
+    @property
+    def signature(self) -> str:
+        return f"bleu4|refs:closest|smooth:no|tok:ptb+lower|level:corpus|v:{package_version()}"
+
+    def __call__(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[float]:
+        return [self.corpus_score(row) for row in self.statistics(completions, references)]
+
+    def statistics(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[list[float]]:
+        """For each input: words of the completion and of the nearest reference, then n-grams right and n-grams there
+        are, n = 1..4."""
+        check_references(completions, references)
+        return [_count_grams(text, row) for text, row in zip(completions, references, strict=True)]
+
+    def corpus_score(self, statistics: Sequence[float]) -> float:
+        """BLEU-4 of summed statistics, in the published order of operations."""
+        length, wanted, *grams = statistics
+        score = 1.0
+        for right, there in zip(grams[:ORDER], grams[ORDER:], strict=True):
+            score *= (right + _TINY) / (there + _SMALL)
+        ratio = (length + _TINY) / (wanted + _SMALL)
+        return score ** (1 / ORDER) * (math.exp(1 - 1 / ratio) if ratio < 1 else 1.0)
+
+
+def _count_grams(completion: str, references: list[str]) -> list[float]:
+    ours, *theirs = (tuple(filter(None, _words(text))) for text in (completion, *references))
+    nearest = min((abs(len(words) - len(ours)), len(words)) for words in theirs)[1]
+    right, there = [], []
+    for n in range(1, ORDER + 1):
+        grams = _grams(ours, n)
+        most: Counter[tuple[str, ...]] = Counter()
+        for words in theirs:
+            most |= _grams(words, n)
+        right.append(float((grams & most).total()))
+        there.append(float(max(len(ours) - n + 1, 0)))
+    return [float(len(ours)), float(nearest), *right, *there]
+
+
+def _grams(words: tuple[str, ...], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(words[k:] for k in range(n))))

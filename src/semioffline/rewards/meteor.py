@@ -31,6 +31,15 @@ def find_jar() -> Path:
     return jars[0]
 
 
+def is_there() -> bool:
+    """Whether METEOR and Java are installed."""
+    try:
+        find_jar()
+    except UserError:
+        return False
+    return True
+
+
 class _Program:
     """One Java process, started when it is first needed, that answers line by line. It takes seconds to start."""
 

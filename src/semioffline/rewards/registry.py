@@ -38,6 +38,7 @@ REWARDS: dict[str, Callable[[], RewardFunction]] = {
     "rouge_brio": _make("brio", "BrioRouge"),
     **{f"{name}_brio": _make("brio", "BrioRouge", name) for name in _BRIO},
     "lmqg_rougeL": _make("lmqg", "LmqgRougeL"),
+    "lmqg_bleu4": _make("lmqg", "LmqgBleu4"),
     "bleu": _make("bleu", "SentenceBleu"),
     "corpus_bleu": _make("bleu", "CorpusBleu"),
     "bleu_rougeL": _function("bleu_rouge", "bleu_rougeL"),

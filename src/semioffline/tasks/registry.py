@@ -55,6 +55,8 @@ class Task:
     reward: str | None = None
     """Default reward."""
     metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeL")
+    java_metrics: tuple[str, ...] = ()
+    """Metrics of `evaluate` and `compare` where METEOR and Java are installed."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Defaults for lengths and decoding, by the names of SemiOfflineConfig."""
     has: Callable[[Source, str], bool] = _has

@@ -54,7 +54,8 @@ TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
     reward="bleu_rougeL",
-    metrics=("corpus_bleu", "lmqg_rougeL", "rougeL"),
+    metrics=("lmqg_bleu4", "lmqg_rougeL", "corpus_bleu", "rougeL"),
+    java_metrics=("corpus_meteor",),
     # Published: beam 4, up to 64 tokens. Transformers counts the start token among them, we do not.
     settings={"max_completion_length": 63, "num_beams": 4},
 )
