@@ -26,6 +26,7 @@ from semioffline import Policy
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch
 from semioffline.cli import main
+from semioffline.cli.candidates import CandidateOptions
 from semioffline.data.candidates import OUTPUT, write_candidates
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
@@ -471,3 +472,13 @@ def test_random_is_keyed_by_step_and_example() -> None:
     for row in rows:
         shares = [counts.get(text, 0) / 60 for text in row["candidates"]]
         assert all(abs(share - 1 / len(shares)) < 0.25 for share in shares)
+
+
+def test_more_beams_than_candidates_keep_one_of_each_group():
+    """BRIO's setting for XSum: 128 beams in 16 groups, 16 candidates."""
+    options = CandidateOptions(num_candidates=16, search_beams=128, num_beam_groups=16, diversity_penalty=0.1)
+    decoding = options.decoding(64)
+    assert (decoding.num_beams, decoding.num_beam_groups, decoding.num_return_sequences) == (128, 16, 16)
+    assert CandidateOptions(num_candidates=8).decoding(64).num_beams == 8
+    with pytest.raises(UserError, match="above num_beams=4"):
+        CandidateOptions(num_candidates=8, search_beams=4).decoding(64)

@@ -50,6 +50,12 @@ class CandidateOptions(Options):
         1.0, "diverse_beam: what a token costs that an earlier group chose.", allowed=Range(0, MOST_DIVERSE)
     )
     num_beam_groups: int | None = setting(None, "diverse_beam: groups; one beam each when not given.", allowed=BEAMS)
+    search_beams: int | None = setting(
+        None,
+        "beam searches: beams, of which the best num_candidates are kept, of each group in turn; as many as candidates "
+        "when not given.",
+        allowed=BEAMS,
+    )
     top_p: float = setting(0.95, "sampling: mass of the nucleus.", allowed=Range(0, 1, open_low=True))
     temperature: float = setting(1.0, "sampling: temperature.", allowed=TEMPERATURE)
     length_penalty: float = setting(1.0, "beam search: exponent on the length.", allowed=PENALTY)
@@ -78,7 +84,8 @@ class CandidateOptions(Options):
         )
         if self.strategy == "sampling":
             return make(do_sample=True, top_p=self.top_p, temperature=self.temperature)
-        make = partial(make, num_beams=self.num_candidates, length_penalty=self.length_penalty)
+        beams = self.search_beams or self.num_candidates
+        make = partial(make, num_beams=beams, length_penalty=self.length_penalty)
         if self.strategy == "beam":
             return make()
         if self.num_candidates == 1:
@@ -86,7 +93,7 @@ class CandidateOptions(Options):
                 "--num_candidates 1 must be at least 2 for --strategy diverse_beam: "
                 "for one candidate, use --strategy sampling or beam"
             )
-        groups = self.num_beam_groups or self.num_candidates
+        groups = self.num_beam_groups or beams
         return make(num_beam_groups=groups, diversity_penalty=self.diversity_penalty)
 
 
