@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pages import blocks
+from semioffline import SemiOfflineConfig, SemiOfflineTrainer
 from semioffline.cli import main
 from semioffline.tasks.ads import build, build_model, build_tokenizer
 
@@ -18,6 +19,7 @@ TESTED = {
     "docs/choosing-a-method.md": "here",
     "docs/methods/semi_offline.md": "here",
     "docs/quick-start.md": "here",
+    "docs/reading-the-report.md": "here",
     "docs/tasks.md": "test_public.py",
     "docs/tutorial.md": "test_tutorial.py",
     "docs/your-own-reward.md": "test_examples.py",
@@ -64,6 +66,16 @@ def test_the_reference_begins_with_an_example_that_works(folder):
     names: dict = {}
     exec(code.replace(MODEL, "model").replace("num_samples=64", "num_samples=64, use_cpu=True"), names)
     assert names["trainer"].method.config.num_samples == 64
+
+
+def test_the_report_is_written_by_a_callback(folder):
+    [code] = code_of("docs/reading-the-report.md")
+    args = SemiOfflineConfig(output_dir="run", max_steps=1, num_samples=2, use_cpu=True, disable_tqdm=True)
+    rows = build({"train": 8, "validation": 4})
+    trainer = SemiOfflineTrainer("model", "rouge", args, rows["train"], rows["validation"])
+    exec(code, {"trainer": trainer})
+    trainer.train()
+    assert Path("run/report.html").exists()
 
 
 def test_the_function_for_mask_where_finds_its_spans():

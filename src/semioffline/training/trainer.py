@@ -49,7 +49,7 @@ from semioffline.validation import show
 
 
 class NonFiniteLoss(UserError):
-    """The loss is NaN or infinite: training stops instead of writing useless weights."""
+    """The loss is NaN or infinite. Training stops."""
 
 
 class SemiOfflineTrainer(SafeCheckpoints):
@@ -59,13 +59,11 @@ class SemiOfflineTrainer(SafeCheckpoints):
         model: Name on the Hub, folder, PreTrainedModel, PeftModel or Policy.
         reward_funcs: Name, callable, sequence-classification model, or a list of them.
         args: The settings. Their class selects the method.
-        train_dataset: Columns prompt and completion; optional references, candidates and candidate_rewards. Rewards get
-            all other columns.
+        train_dataset: prompt, completion; optional references, candidates, candidate_rewards; columns for rewards.
         eval_dataset: The same columns, for evaluation during training.
         processing_class: The tokenizer, if model is an object.
         reward_processing_classes: Tokenizers of rewards that are model objects.
-        callbacks: As in `transformers.Trainer`.
-        optimizers: As in `transformers.Trainer`.
+        callbacks: As in `transformers.Trainer`, like optimizers.
         peft_config: Adds an adapter, such as LoRA, to the model.
         method: Your own method object, instead of the one that args selects.
     """
@@ -142,8 +140,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.run_folder = RunFolder(self)
 
     def _set_up_acceleration(self) -> None:
-        """torch_compile goes to the layers of the trunk. Transformers would compile the whole policy, most of which
-        changes its shapes with every batch."""
+        """torch_compile compiles single layers: the shapes of the whole policy change with every batch."""
         args = self.args
         self.policy.trunk.pad_to_multiple_of(args.pad_to_multiple_of)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
@@ -197,8 +194,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     # ---- one step ----
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """The micro-batches of one optimizer step, and what their losses are divided by: target tokens and rows of
-        the whole step, over all micro-batches and processes."""
+        """The micro-batches of one optimizer step, and its target tokens and rows over all processes."""
         if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:  # resumed after its end
             return [], None
         batches = list(islice(epoch_iterator, num_batches))
@@ -209,18 +205,14 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return batches, self.accelerator.reduce(torch.tensor(counts, device=device), "sum")
 
     def get_train_dataloader(self) -> Any:
-        """Batches stay on the host: masks are drawn there. `training_step` moves them for methods that want them on the
-        device, without waiting."""
+        """Batches stay on the host, where masks are drawn. `training_step` copies them to the device if necessary."""
         loader = super().get_train_dataloader()
         loader.device = None
         return loader
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Loss and backward of one micro-batch. The loss is already divided by the counts of the whole step, so it is
-        not divided again; gradients are averaged over processes, hence the factor.
-
-        The host waits for the device in three places only: for the drawn tokens, when rewards are computed on the host;
-        while sampling with top_p below 1; and for the loss, whose copy was started before backward."""
+        """Loss, divided by the counts of the whole step, and backward of one micro-batch. Gradients are averaged over
+        processes, hence the factor. The host waits for tokens that it scores, for top_p below 1, and for the loss."""
         if not (model.training and self.policy.model.training):
             model.train()
         batch: Batch = inputs
@@ -256,8 +248,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return loss * self.args.world_size
 
     def _parts(self, output: StepOutput, counts: Any, known: bool = False) -> dict[str, Tensor]:
-        """The terms divided by the counts of the step. known: after backward, when all values are known; these have no
-        gradient."""
+        """The terms divided by the counts of the step. known: after backward, their final values without gradient."""
         divisor = {"token": counts[0], "row": counts[1]}
         totals = {term.name: term.total for term in output.terms}
         if known:
@@ -268,8 +259,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return torch.stack([term.weight * parts[term.name] for term in output.terms]).sum()
 
     def _check_finite(self, loss_before: HostCopy, loss: Tensor, batch: Batch) -> None:
-        """Stop before the optimizer steps if the loss is not finite. loss_before: the loss before backward, in which
-        terms that still wait for rewards count as 0, or as NaN if their logits are not finite."""
+        """Stop if the loss is not finite. In loss_before, terms that wait for rewards are 0, or NaN as their logits."""
         if not math.isfinite(loss_before.wait().item()):
             rows = ", ".join(map(str, batch.index.tolist()))
             where = f"at step {self.state.global_step} (rows {rows})"
