@@ -6,7 +6,7 @@ B batch, K samples, N candidates, T target length, S source length, V vocabulary
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -239,3 +239,16 @@ class StepOutput:
     def all_metrics(self) -> dict[str, float | Tensor]:
         """With those that are known late: this may have to wait."""
         return {**self.metrics, **(self.late_metrics() if self.late_metrics is not None else {})}
+
+    def parts(self, counts: Sequence[int] | Tensor, known: bool = False) -> dict[str, Tensor]:
+        """The terms divided by the counts of the step: target tokens, rows. known: after backward, their final values
+        without gradient."""
+        divisor = {"token": counts[0], "row": counts[1]}
+        totals = {term.name: term.total for term in self.terms}
+        if known:
+            totals = {term.name: (term.value() if term.value else term.total.detach()) for term in self.terms}
+        return {term.name: totals[term.name] / divisor[term.per] for term in self.terms}
+
+    def total(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """The weighted sum of the parts."""
+        return torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()

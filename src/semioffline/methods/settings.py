@@ -47,8 +47,7 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
     )  # fmt: skip
     rl_ratio: float | None = setting(
         None,
-        "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps. "
-        f"{DEFAULT_RATIO:g} when neither is given.",
+        "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps. 1 if neither is given.",
         "RL term",
         POSITIVE,
     )

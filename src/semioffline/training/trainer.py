@@ -231,14 +231,14 @@ class SemiOfflineTrainer(SafeCheckpoints):
             output = self.method.step(self.policy, batch, self.scorer, randomness)
             if self.balance is not None:
                 output = self.balance.weigh(output)
-            parts = self._parts(output, num_items_in_batch)
-            loss = self._total(output, parts)
+            parts = output.parts(num_items_in_batch)
+            loss = output.total(parts)
         self.policy.meter.add_inputs(len(batch))
         loss_before = HostCopy(loss)
         kwargs = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
         self.accelerator.backward(loss * self.args.world_size, **kwargs)
-        parts = self._parts(output, num_items_in_batch, known=True)
-        loss = self._total(output, parts) if any(term.value for term in output.terms) else loss.detach()
+        parts = output.parts(num_items_in_batch, known=True)
+        loss = output.total(parts) if any(term.value for term in output.terms) else loss.detach()
         self._check_finite(loss_before, loss, batch)
         self._note(output, parts, squares)
         if measured is not None:
@@ -246,17 +246,6 @@ class SemiOfflineTrainer(SafeCheckpoints):
             if self.accelerator.sync_gradients:
                 measured.end_step(partial(self.accelerator.reduce, reduction="sum"))
         return loss * self.args.world_size
-
-    def _parts(self, output: StepOutput, counts: Any, known: bool = False) -> dict[str, Tensor]:
-        """The terms divided by the counts of the step. known: after backward, their final values without gradient."""
-        divisor = {"token": counts[0], "row": counts[1]}
-        totals = {term.name: term.total for term in output.terms}
-        if known:
-            totals = {term.name: (term.value() if term.value else term.total.detach()) for term in output.terms}
-        return {term.name: totals[term.name] / divisor[term.per] for term in output.terms}
-
-    def _total(self, output: StepOutput, parts: dict[str, Tensor]) -> Tensor:
-        return torch.stack([term.weight * parts[term.name] for term in output.terms]).sum()
 
     def _check_finite(self, loss_before: HostCopy, loss: Tensor, batch: Batch) -> None:
         """Stop if the loss is not finite. In loss_before, terms that wait for rewards are 0, or NaN as their logits."""
