@@ -128,11 +128,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repetitions", type=int, default=4)
     args = parser.parse_args()
-    ours, executor = pool.shared_pool, ExecutorPool(2)
+    ours, executor = pool.start_pool, ExecutorPool(2)
     found: dict[str, list[dict[str, float]]] = {"pool": [], "executor": []}
     for _ in range(args.repetitions):
         for name, shared in (("pool", ours), ("executor", lambda number: executor)):
-            scorer.shared_pool = shared
+            scorer.start_pool = shared
             found[name].append(measure(args.steps))
     medians = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()

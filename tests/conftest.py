@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from semioffline.algorithm.tensors import Batch
 from semioffline.config import MethodConfig
 from semioffline.data.examples import Collator, Examples
-from semioffline.methods.registry import config_class
+from semioffline.methods.shared.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.tasks import ads
 

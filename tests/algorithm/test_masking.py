@@ -7,7 +7,7 @@ from semioffline.algorithm.masking import choose_hidden, hide, mask_uniforms
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Text
 from semioffline.methods.ablations import add_noise, append_target
-from semioffline.methods.schedule import scheduled_rate
+from semioffline.methods.shared.schedule import scheduled_rate
 
 MASK, PAD = 9, 1
 

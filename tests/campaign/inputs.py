@@ -14,7 +14,7 @@ from semioffline.cli.train import TrainOptions
 from semioffline.config import TRANSFORMERS, MethodConfig, config_descriptions
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.experiments.job_options import JobOptions
-from semioffline.methods.registry import config_class, method_names
+from semioffline.methods.shared.registry import config_class, method_names
 from semioffline.policy.decoding import Decoding
 from semioffline.validation import Description, Options, descriptions
 

@@ -32,7 +32,7 @@ from semioffline.cli.train import TrainOptions
 from semioffline.config import MethodConfig
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
-from semioffline.methods.registry import config_class, method_names
+from semioffline.methods.shared.registry import config_class, method_names
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.validation import show

@@ -25,7 +25,7 @@ from semioffline.cuda.trunk import (
 )
 from semioffline.cuda.update import MOST_UPDATES, ReplayedUpdate, Updates, replay_updates
 from semioffline.errors import UserError
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

@@ -16,7 +16,7 @@ from toy import KINDS, build_config, build_model, build_tokenizer, build_uneven_
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Collator, Examples
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet

@@ -24,7 +24,7 @@ from transformers import (
 
 from semioffline import MethodConfig, SemiOfflineTrainer
 from semioffline.config import setting_names
-from semioffline.methods.registry import config_class
+from semioffline.methods.shared.registry import config_class
 from semioffline.tasks import ads
 
 KINDS = ("bart", "llama")

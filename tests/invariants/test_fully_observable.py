@@ -10,7 +10,7 @@ from semioffline.algorithm.masking import choose_hidden, mask_uniforms
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import draw_uniforms
 from semioffline.algorithm.tensors import Observation
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.scorer import Scores
 
 K = 4

@@ -10,9 +10,9 @@ from datasets import Dataset
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput
 from semioffline.data.examples import Collator, Examples
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.on_policy import sample_texts
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.on_policy import sample_texts
+from semioffline.methods.shared.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer

@@ -7,8 +7,8 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
 from semioffline.errors import UserError
 from semioffline.methods.actor_critic import gains, with_end
-from semioffline.methods.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.training.trainer import SemiOfflineTrainer

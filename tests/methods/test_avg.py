@@ -9,8 +9,8 @@ from semioffline.algorithm import sampling
 from semioffline.algorithm.losses import reward_to_go, text_scores, token_log_p
 from semioffline.algorithm.randomness import Randomness
 from semioffline.errors import UserError
-from semioffline.methods.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

@@ -9,7 +9,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Collator
 from semioffline.errors import UserError
 from semioffline.methods.best_of_n import best_candidates
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.tasks import ads

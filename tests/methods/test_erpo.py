@@ -11,8 +11,8 @@ from semioffline.algorithm.losses import target_weights
 from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
-from semioffline.methods.on_policy import sample_texts
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.on_policy import sample_texts
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

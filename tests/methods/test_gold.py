@@ -10,7 +10,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

@@ -8,8 +8,8 @@ import torch
 
 from semioffline.algorithm.losses import advantages
 from semioffline.algorithm.randomness import Randomness
-from semioffline.methods.on_policy import sample_texts
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.on_policy import sample_texts
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

@@ -12,8 +12,8 @@ from semioffline.cli import main
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.evaluation.decode import generate_ids
-from semioffline.methods.perturbed import FILE, restore_heads
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.perturbed import FILE, restore_heads
+from semioffline.methods.shared.registry import load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.heads import QHeads
 from semioffline.policy.policy import Policy

@@ -9,10 +9,10 @@ from datasets import Dataset
 from semioffline.algorithm.losses import kl_divergence
 from semioffline.algorithm.randomness import Randomness
 from semioffline.errors import UserError
-from semioffline.methods.frozen import Reference
-from semioffline.methods.kl_penalty import KLPenalty
-from semioffline.methods.on_policy import sample_texts
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.frozen import Reference
+from semioffline.methods.shared.kl_penalty import KLPenalty
+from semioffline.methods.shared.on_policy import sample_texts
+from semioffline.methods.shared.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer

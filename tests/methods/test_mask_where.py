@@ -9,7 +9,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Collator, Examples
 from semioffline.data.spans import keep_inside, load_where
 from semioffline.errors import UserError
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded

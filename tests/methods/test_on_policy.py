@@ -9,7 +9,7 @@ from transformers import GenerationConfig, WatermarkingConfig
 
 from semioffline.algorithm import sampling
 from semioffline.algorithm.randomness import Randomness
-from semioffline.methods.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.on_policy import rows_of, sample_texts, sampled_log_p, sampled_row
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.neutral import NEUTRAL, STRATEGIES, neutral
 from semioffline.policy.policy import Policy

@@ -7,8 +7,8 @@ import torch
 
 from semioffline.algorithm.losses import token_advantages
 from semioffline.algorithm.randomness import Randomness
-from semioffline.methods.completions import INPUTS, TOKENS
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.completions import INPUTS, TOKENS
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

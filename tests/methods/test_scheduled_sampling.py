@@ -9,8 +9,8 @@ from tests.reference import assert_same_gradient, log_p_alone, token_log_p_alone
 from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
-from semioffline.methods.registry import load_method
-from semioffline.methods.schedule import decayed_rate
+from semioffline.methods.shared.registry import load_method
+from semioffline.methods.shared.schedule import decayed_rate
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

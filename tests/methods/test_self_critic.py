@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from semioffline.algorithm.randomness import Randomness
-from semioffline.methods.on_policy import greedy_texts, rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.on_policy import greedy_texts, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.registry import load_method
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 

@@ -8,8 +8,8 @@ import torch
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row
 from semioffline.errors import UserError
-from semioffline.methods.registry import load_method
-from semioffline.methods.schedule import scheduled_rate
+from semioffline.methods.shared.registry import load_method
+from semioffline.methods.shared.schedule import scheduled_rate
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer, Scores
 

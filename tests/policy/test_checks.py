@@ -9,7 +9,7 @@ import transformers as hf
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Row, Text
 from semioffline.errors import UserError
-from semioffline.methods.on_policy import sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.on_policy import sample_texts, sampled_log_p, sampled_row
 from semioffline.policy.checks import check_model
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import first_position

@@ -24,7 +24,7 @@ from semioffline.errors import UserError
 from semioffline.evaluation.metrics import measure
 from semioffline.policy.decoding import Decoding
 from semioffline.scoring.calls import RewardError
-from semioffline.scoring.pool import Part, Workers, cut, shared_pool, spare_workers
+from semioffline.scoring.pool import Part, WorkerProcesses, cut, spare_workers, start_pool
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer, describe
 from semioffline.scoring.worker import encode_message, read_message
@@ -511,15 +511,15 @@ def test_a_worker_that_dies_stops_nothing(policy, tiny_batch, caplog, who):
     batch = tiny_batch(policy, 4)
     scorer = Scorer(policy, RewardSet("rouge"), workers=2)
     expected = scorer(samples_of(batch, 15), batch).rewards
-    pool = shared_pool(2)
-    dealer = pool.dealer.processes[0].pid
+    pool = start_pool(2)
+    dealer = pool.front.processes[0].pid
     workers = two_workers_of(dealer)
     os.kill(workers[1] if who == "worker" else dealer, signal.SIGKILL)
     with caplog.at_level(logging.WARNING):
         assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
         assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
-    assert shared_pool(2) is not pool
-    assert shared_pool(2).alive
+    assert start_pool(2) is not pool
+    assert start_pool(2).alive
     wait_for_the_end_of([dealer, *workers])
 
 
@@ -529,7 +529,7 @@ def test_a_worker_that_is_stopped_is_ended_after_the_time_limit(policy, tiny_bat
     batch = tiny_batch(policy, 4)
     scorer = Scorer(policy, RewardSet("rouge", timeout=1), workers=2)
     expected = scorer(samples_of(batch, 15), batch).rewards
-    dealer = shared_pool(2).dealer.processes[0].pid
+    dealer = start_pool(2).front.processes[0].pid
     everyone = [dealer, *two_workers_of(dealer)]
     for pid in {"worker": everyone[1:2], "dealer": [dealer], "everyone": everyone}[who]:
         os.kill(pid, signal.SIGSTOP)
@@ -557,7 +557,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_question(policy, tiny_batch,
     ids = [[20] * n for n in range(12)]
     scorer.score_ids(ids, batch, 3)
     with monkeypatch.context() as patched:
-        patched.setattr(Workers, where, lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(WorkerProcesses, where, lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             scorer.score_ids(ids, batch, 3)
     there = scorer.score_ids(ids[::-1], batch, 3)
@@ -575,8 +575,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     """A script without a main guard: the workers do not run it again."""
     script = tmp_path / "script.py"
     script.write_text(
-        "from semioffline.scoring.pool import shared_pool\nimport time\n"
-        "print(shared_pool(2).dealer.processes[0].pid, flush=True)\ntime.sleep(60)"
+        "from semioffline.scoring.pool import start_pool\nimport time\n"
+        "print(start_pool(2).front.processes[0].pid, flush=True)\ntime.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     dealer = int(parent.stdout.readline())

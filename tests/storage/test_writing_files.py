@@ -35,9 +35,9 @@ WRITERS |= {"save_file", "save_to_json", "save_to_disk", "write_table", "savetxt
 ALLOWED = {
     ("cli/__init__.py", "open"): "the null device, when a pipe is closed",
     ("experiments/comparison.py", "open"): "log.txt: what a process prints is added to it",
-    ("methods/critic.py", "save_file"): "into a folder that gets its name when it is complete",
-    ("methods/frozen.py", "save_file"): "into a folder that gets its name when it is complete",
-    ("methods/perturbed.py", "save_file"): "into a folder that gets its name when it is complete",
+    ("methods/shared/critic.py", "save_file"): "into a folder that gets its name when it is complete",
+    ("methods/shared/frozen.py", "save_file"): "into a folder that gets its name when it is complete",
+    ("methods/shared/perturbed.py", "save_file"): "into a folder that gets its name when it is complete",
     ("policy/policy.py", "save_pretrained"): "into a folder that gets its name when it is complete",
     ("report/plots.py", "savefig"): "into memory",
     ("rewards/containment.py", "open"): "the null device, in the place of a stream that is closed",

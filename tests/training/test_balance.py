@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from integration.toy import build_config, build_rows, build_trainer, read_log, train, weights
 from semioffline.errors import UserError
-from semioffline.methods.registry import config_class
+from semioffline.methods.shared.registry import config_class
 from semioffline.tasks.ads import click_rate
 from semioffline.training.balance import FIRST, STEPS, Balance, _Measured
 

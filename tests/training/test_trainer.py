@@ -27,7 +27,7 @@ from integration.toy import (
 from semioffline import Policy, SemiOfflineTrainer
 from semioffline.algorithm.tensors import StepOutput, Term
 from semioffline.errors import UserError
-from semioffline.methods.base import BaseMethod
+from semioffline.methods.shared.base import BaseMethod
 
 LOGGED = """reward reward_std frac_reward_zero_std rewards/click_rate/mean rewards/click_rate/std entropy mask_rate
 loss/mle loss/rl cost/forward_passes cost/tokens time/reward time/step loss grad_norm learning_rate""".split()

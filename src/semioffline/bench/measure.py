@@ -23,10 +23,10 @@ from semioffline.algorithm.tensors import Batch, StepOutput, Term
 from semioffline.bench.models import SHAPES, Shape, Texts, build_policy, words
 from semioffline.bench.results import BenchPlan, Case, CaseResult, Measured
 from semioffline.errors import unknown
-from semioffline.methods.base import BaseMethod
 from semioffline.methods.mft import MFTConfig
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.registry import config_class
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.registry import config_class
 from semioffline.policy.meter import peak_memory
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer

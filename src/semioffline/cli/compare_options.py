@@ -11,7 +11,7 @@ from semioffline.config import MethodConfig, config_descriptions, setting_names
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START
-from semioffline.methods.registry import check_method, config_class
+from semioffline.methods.shared.registry import check_method, config_class
 from semioffline.policy.decoding import Decoding
 from semioffline.storage.untrusted import check_name, parse_settings
 from semioffline.validation import (

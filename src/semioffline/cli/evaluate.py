@@ -22,7 +22,7 @@ from semioffline.evaluation.metrics import evaluate
 from semioffline.evaluation.paired import Predictions, paired_changes
 from semioffline.evaluation.results import write_predictions
 from semioffline.experiments.provenance import Provenance, write_about
-from semioffline.methods.perturbed import restore_heads
+from semioffline.methods.shared.perturbed import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet

@@ -16,7 +16,7 @@ from semioffline.cli.help import print_help
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, short, unknown
-from semioffline.methods.registry import readers
+from semioffline.methods.shared.registry import readers
 from semioffline.rewards import meteor
 from semioffline.tasks.registry import Task
 

@@ -21,7 +21,7 @@ from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.experiments.identity import TEXT
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet, check_names
 from semioffline.storage.files import lock_folder, make_folder, read_json, write_atomically

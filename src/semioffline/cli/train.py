@@ -16,7 +16,7 @@ from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, changes, told_in_one_line
 from semioffline.experiments.provenance import Provenance, write_about
-from semioffline.methods.registry import config_class, load_method, method_names
+from semioffline.methods.shared.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
 from semioffline.storage.untrusted import parse_yaml

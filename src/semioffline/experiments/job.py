@@ -29,7 +29,7 @@ from semioffline.experiments.job_results import MFT
 from semioffline.experiments.job_results import RESULT as RL
 from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.timing import free_memory, time_outputs, time_steps
-from semioffline.methods.registry import config_class
+from semioffline.methods.shared.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.storage.files import read_json, write_atomically
 from semioffline.training.mask_token import INPUTS, check_mask_token

@@ -9,7 +9,7 @@ from semioffline.config import setting_names
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.job_results import MFT, MORE_MFT
 from semioffline.experiments.job_results import RESULT as RL
-from semioffline.methods.registry import config_class
+from semioffline.methods.shared.registry import config_class
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import lora_config
 from semioffline.storage.untrusted import parse_settings

@@ -21,7 +21,7 @@ from semioffline.errors import UserError
 from semioffline.evaluation.decode import generate_ids
 from semioffline.experiments.plan import START, Plan
 from semioffline.experiments.results import Timing
-from semioffline.methods.registry import load_method
+from semioffline.methods.shared.registry import load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.storage.files import read_json, write_atomically

@@ -1,1 +1,1 @@
-"""Training methods, one file each."""
+"""One file per method. A file added here is a method: `semioffline train NAME`."""

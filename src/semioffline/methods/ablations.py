@@ -17,10 +17,10 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import complete, draw, draw_uniforms, drawn_log_p, sampling_logits
 from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
 from semioffline.errors import UserError
-from semioffline.methods.frozen import predict_only
-from semioffline.methods.mle import masked_target_row
 from semioffline.methods.semi_offline import Drawn, SemiOfflineConfig
 from semioffline.methods.semi_offline import Method as SemiOffline
+from semioffline.methods.shared.frozen import predict_only
+from semioffline.methods.shared.mle import masked_target_row
 from semioffline.policy.policy import Policy
 from semioffline.validation import SHARE, setting
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from semioffline.algorithm.losses import text_scores
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, CompletionRow, Row, StepOutput, Term, send
-from semioffline.methods.completions import completion_rows
-from semioffline.methods.critic import CriticMethod, CriticSettings
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.on_policy import mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.completions import completion_rows
+from semioffline.methods.shared.critic import CriticMethod, CriticSettings
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.on_policy import mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import setting

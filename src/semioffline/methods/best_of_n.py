@@ -7,9 +7,9 @@ from semioffline.algorithm.losses import text_scores, token_log_p
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput, Term, Text
 from semioffline.errors import UserError
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.mle import masked_target_row
-from semioffline.methods.settings import MaskedMLESettings
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.mle import masked_target_row
+from semioffline.methods.shared.settings import MaskedMLESettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 

@@ -9,9 +9,9 @@ from semioffline.algorithm.losses import ranking, text_scores, token_log_p
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
 from semioffline.errors import UserError
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.settings import LengthSettings, MaskedMLESettings
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.settings import LengthSettings, MaskedMLESettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import NOT_NEGATIVE, POSITIVE, setting

@@ -14,8 +14,8 @@ from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
 from semioffline.config import MethodConfig
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.frozen import InitialLogP, predict_only
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.frozen import InitialLogP, predict_only
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import NOT_NEGATIVE, POSITIVE, setting

@@ -6,8 +6,8 @@ from typing import ClassVar
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput
 from semioffline.config import MethodConfig
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.mle import mle_term, target_row
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.mle import mle_term, target_row
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 

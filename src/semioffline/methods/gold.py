@@ -12,9 +12,9 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
 from semioffline.config import MethodConfig
 from semioffline.data.examples import Examples
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.frozen import InitialLogP, predict_only
-from semioffline.methods.mle import target_row
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.frozen import InitialLogP, predict_only
+from semioffline.methods.shared.mle import target_row
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import FINITE, NOT_NEGATIVE, SHARE, Range, setting

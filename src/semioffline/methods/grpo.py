@@ -9,12 +9,12 @@ from semioffline.algorithm.losses import advantages, text_scores
 from semioffline.algorithm.proximal import clipped_surrogate, is_clipped
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, CompletionRow, Rollout, StepOutput, Term, send
-from semioffline.methods.base import RLMethod
-from semioffline.methods.completions import completion_rows
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.on_policy import mean_length, rows_of, sampled_log_p
-from semioffline.methods.rollout import RolloutSettings, Stored, make_rollout
-from semioffline.methods.settings import GroupSettings, LengthSettings
+from semioffline.methods.shared.base import RLMethod
+from semioffline.methods.shared.completions import completion_rows
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.on_policy import mean_length, rows_of, sampled_log_p
+from semioffline.methods.shared.rollout import RolloutSettings, Stored, make_rollout
+from semioffline.methods.shared.settings import GroupSettings, LengthSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import setting

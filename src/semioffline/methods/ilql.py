@@ -15,10 +15,10 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Row, StepOutput, Term, send
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.mle import masked_target_row, mle_term, target_row
-from semioffline.methods.perturbed import FILE, add_heads, save_heads
-from semioffline.methods.settings import MaskedMLESettings
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.mle import masked_target_row, mle_term, target_row
+from semioffline.methods.shared.perturbed import FILE, add_heads, save_heads
+from semioffline.methods.shared.settings import MaskedMLESettings
 from semioffline.policy.heads import QHeads
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer

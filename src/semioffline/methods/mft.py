@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, StepOutput
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.settings import MaskedMLESettings
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.settings import MaskedMLESettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 

@@ -7,11 +7,11 @@ from semioffline.algorithm.losses import text_scores
 from semioffline.algorithm.proximal import clipped_surrogate, clipped_value_loss, generalized_advantages, is_clipped
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, CompletionRow, Rollout, StepOutput, Term, send
-from semioffline.methods.completions import completion_rows
-from semioffline.methods.critic import CriticMethod, CriticSettings
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.on_policy import mean_length, rows_of, sampled_log_p
-from semioffline.methods.rollout import RolloutSettings, Stored, make_rollout
+from semioffline.methods.shared.completions import completion_rows
+from semioffline.methods.shared.critic import CriticMethod, CriticSettings
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.on_policy import mean_length, rows_of, sampled_log_p
+from semioffline.methods.shared.rollout import RolloutSettings, Stored, make_rollout
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import POSITIVE, SHARE, setting

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semioffline.methods.settings import EditSettings
-from semioffline.methods.weighted import Target, WeightedMethod
+from semioffline.methods.shared.settings import EditSettings
+from semioffline.methods.shared.weighted import Target, WeightedMethod
 from semioffline.validation import POSITIVE, setting
 
 

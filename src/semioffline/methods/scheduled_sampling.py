@@ -10,11 +10,11 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import complete, draw, draw_uniforms, sampling_logits
 from semioffline.algorithm.tensors import Batch, Observation, Row, StepOutput
 from semioffline.data.examples import Examples
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.frozen import predict_only
-from semioffline.methods.mle import mle_term
-from semioffline.methods.schedule import Decay, decayed_rate, training_steps
-from semioffline.methods.settings import DrawingSettings
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.frozen import predict_only
+from semioffline.methods.shared.mle import mle_term
+from semioffline.methods.shared.schedule import Decay, decayed_rate, training_steps
+from semioffline.methods.shared.settings import DrawingSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.validation import SHARE, setting

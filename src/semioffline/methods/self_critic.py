@@ -6,11 +6,18 @@ from typing import ClassVar
 from semioffline.algorithm.losses import text_scores
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, CompletionRow, StepOutput, Term, send
-from semioffline.methods.base import RLMethod
-from semioffline.methods.completions import completion_rows
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.on_policy import greedy_texts, mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.settings import LengthSettings, RLSettings
+from semioffline.methods.shared.base import RLMethod
+from semioffline.methods.shared.completions import completion_rows
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.on_policy import (
+    greedy_texts,
+    mean_length,
+    rows_of,
+    sample_texts,
+    sampled_log_p,
+    sampled_row,
+)
+from semioffline.methods.shared.settings import LengthSettings, RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 

@@ -15,11 +15,11 @@ from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Step
 from semioffline.config import StaticTarget
 from semioffline.cuda.functions import Replayed
 from semioffline.data.examples import Examples, choose_static
-from semioffline.methods.base import RLMethod
-from semioffline.methods.completions import SampleLog
-from semioffline.methods.mle import masked_target_row, mle_term
-from semioffline.methods.schedule import scheduled_rate, training_steps
-from semioffline.methods.settings import GroupSettings, MaskingSettings
+from semioffline.methods.shared.base import RLMethod
+from semioffline.methods.shared.completions import SampleLog
+from semioffline.methods.shared.mle import masked_target_row, mle_term
+from semioffline.methods.shared.schedule import scheduled_rate, training_steps
+from semioffline.methods.shared.settings import GroupSettings, MaskingSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 
@@ -77,15 +77,18 @@ class Method(RLMethod[SemiOfflineConfig]):
         config = self.config
         static = choose_static(batch, randomness)
         observation = self.observe(policy, batch, static, randomness)  # mask
-        target_logits, drawn = self.predict_and_draw(policy, batch, static, observation, randomness)
+        mle_logits, drawn = self.predict_and_draw(policy, batch, static, observation, randomness)
         scores = score(drawn.samples, batch)
 
-        counts, rows = send(observation.hidden.sum(1), drawn.logits.device), drawn.samples.places[0]
-        rl = reinforce(
-            drawn.logits, rows, lambda: self._weights(scores.rewards.to(counts.device), counts), scores.ready
-        )
-        # created after the RL term: backward runs in reverse order, so it waits for the rewards last
-        mle = mle_term(target_logits, batch, config.label_smoothing_factor)
+        masked_counts = send(observation.hidden.sum(1), drawn.logits.device)  # (B,)
+        rows = drawn.samples.places[0]
+
+        def weights() -> Tensor:
+            return self._weights(scores.rewards.to(masked_counts.device), masked_counts)
+
+        rl = reinforce(drawn.logits, rows, weights, scores.ready)
+        # Backward visits the newest term first: the MLE term, while rewards are still computed.
+        mle = mle_term(mle_logits, batch, config.label_smoothing_factor)
 
         log = SampleLog(policy.tokens, batch, observation, drawn.samples, drawn.probabilities, scores, self._advantages)
         return StepOutput(
@@ -113,10 +116,10 @@ class Method(RLMethod[SemiOfflineConfig]):
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> tuple[Tensor, Drawn]:
         """One forward pass: the logits of the MLE row, and K draws at each masked position."""
-        target_row = masked_target_row(policy, batch, self.config, randomness)
-        masked_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
-        target_logits, logits = policy.predict(batch.source, [target_row, masked_row])
-        return target_logits, self.sample(policy, logits, batch, static, observation, randomness)
+        mle_row = masked_target_row(policy, batch, self.config, randomness)
+        rl_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
+        mle_logits, rl_logits = policy.predict(batch.source, [mle_row, rl_row])
+        return mle_logits, self.sample(policy, rl_logits, batch, static, observation, randomness)
 
     def sample(
         self,
@@ -135,11 +138,11 @@ class Method(RLMethod[SemiOfflineConfig]):
         uniforms = draw_uniforms(observation, batch.index, config.num_samples, randomness, "draw")
         z = sampling_logits(logits, allowed, config.temperature, config.top_k, config.top_p)
         draws, entropy, probabilities = draw(z, uniforms)
-        drawn_logits = logits.gather(1, draws) / config.temperature
+        drawn_logits = logits.gather(1, draws) / config.temperature  # no softmax: see `reinforce`
         return Drawn(complete(static, observation, draws, end_id), drawn_logits, entropy, probabilities)
 
     def _advantages(self, rewards: Tensor) -> Advantages:
         return advantages(rewards, self.config.baseline, self.config.scale_rewards)
 
-    def _compute_weights(self, rewards: Tensor, masked: Tensor) -> Tensor:
-        return sample_weights(self._advantages(rewards), masked, self.config.loss_scale)
+    def _compute_weights(self, rewards: Tensor, masked_counts: Tensor) -> Tensor:
+        return sample_weights(self._advantages(rewards), masked_counts, self.config.loss_scale)

@@ -31,7 +31,7 @@ LEAST = 8
 """Samples that are worth a process of their own."""
 
 
-class Workers:
+class WorkerProcesses:
     """Processes, each behind a pipe. Started as programs of their own: nothing of CUDA, of the user's script or of this
     process's threads is in them, and they end when this process does, however it ends."""
 
@@ -115,7 +115,7 @@ class RewardPool:
         self._lock = threading.Lock()
         self._tokenizer: str | None = None
         program = ("semioffline.scoring.pool", str(number)) if number > 1 else ()
-        self.dealer = Workers(1, *program, own_group=True)
+        self.front = WorkerProcesses(1, *program, own_group=True)
 
     def ask(
         self,
@@ -139,10 +139,10 @@ class RewardPool:
         try:
             with self.limit(None if timeout is None else timeout + START):
                 if tokenizer != self._tokenizer:
-                    self.dealer.write([encode_message({"tokenizer": tokenizer})])
-                    self.dealer.read(1)
+                    self.front.write([encode_message({"tokenizer": tokenizer})])
+                    self.front.read(1)
                     self._tokenizer = tokenizer
-                self.dealer.write([request])
+                self.front.write([request])
         except BaseException as error:
             if not isinstance(error, PoolError):  # interrupted in the middle of a message
                 self.close()
@@ -157,7 +157,7 @@ class RewardPool:
         if seconds is None:
             yield
             return
-        timer = threading.Timer(seconds, self.dealer.kill)
+        timer = threading.Timer(seconds, self.front.kill)
         timer.start()
         try:
             yield
@@ -169,10 +169,10 @@ class RewardPool:
 
     @property
     def alive(self) -> bool:
-        return self.dealer.alive
+        return self.front.alive
 
     def close(self) -> None:
-        self.dealer.close()
+        self.front.close()
 
 
 class Asked:
@@ -187,7 +187,7 @@ class Asked:
         """draws: int32, group after group."""
         assert self._pool is not None
         with self._pool.limit(self._seconds):
-            self._pool.dealer.write([encode_message({}, draws.tobytes())])
+            self._pool.front.write([encode_message({}, draws.tobytes())])
 
     def values(self) -> list[np.ndarray]:
         """For each reward, the values of all samples."""
@@ -195,7 +195,7 @@ class Asked:
         pool, self._pool = self._pool, None
         try:
             with pool.limit(self._seconds):
-                [answer] = pool.dealer.read(1)
+                [answer] = pool.front.read(1)
         except PoolError:
             raise
         except BaseException:  # interrupted: the answer would be taken for that of the next question
@@ -217,7 +217,7 @@ class Dealer:
     """In the process that deals out: cuts the samples into even parts, one for each of its workers."""
 
     def __init__(self, number: int):
-        self.workers = Workers(number)
+        self.workers = WorkerProcesses(number)
         self._groups: list[Group] = []
         self._parts: list[list[Part]] = []
 
@@ -279,8 +279,8 @@ def cut(counts: Sequence[int], number: int) -> list[list[Part]]:
 _POOLS: dict[int, RewardPool] = {}
 
 
-def shared_pool(number: int) -> RewardPool:
-    """The pool of so many workers that every trainer of this process uses."""
+def start_pool(number: int) -> RewardPool:
+    """Start the pool of this many workers, which all trainers of this process share, unless it is running."""
     if number not in _POOLS or not _POOLS[number].alive:
         _POOLS[number] = RewardPool(number)
     return _POOLS[number]

@@ -25,7 +25,7 @@ from semioffline.scoring.calls import columns_for, repeat, reward_columns
 from semioffline.scoring.device_rouge import DeviceRouge, on_device
 from semioffline.scoring.fast_decode import FastDecoder
 from semioffline.scoring.host_rouge import HostRouge, on_host
-from semioffline.scoring.pool import Asked, shared_pool, spare_workers
+from semioffline.scoring.pool import Asked, spare_workers, start_pool
 from semioffline.scoring.reward_set import RewardSet, Values
 from semioffline.scoring.worker import Group, PoolError, deal, texts_of
 
@@ -138,7 +138,7 @@ class Scorer:
     def start_workers(self) -> None:
         """Start the worker processes now, so that they are ready when the first samples come."""
         if self.workers and not (self.on_device and self._device_rewards):
-            shared_pool(self.workers)
+            start_pool(self.workers)
 
     @cached_property
     def _tokenizer(self) -> str:
@@ -292,7 +292,7 @@ class Scorer:
         """Have built-in rewards scored in other processes. They are told before the samples are drawn."""
         names = self.reward_set.built_in
         needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
-        pool, timeout = shared_pool(self.workers), self.reward_set.timeout
+        pool, timeout = start_pool(self.workers), self.reward_set.timeout
         return pool.ask(self._tokenizer, list(names.values()), groups, needed, timeout)
 
 

@@ -28,8 +28,8 @@ from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metric, best_metric, measure
 from semioffline.evaluation.results import Evaluation
 from semioffline.evaluation.signs import signs
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.registry import config_class, load_method
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.registry import config_class, load_method
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.loading import disable_dropout
 from semioffline.policy.policy import Policy

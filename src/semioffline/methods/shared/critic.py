@@ -11,8 +11,8 @@ from torch import nn
 from semioffline.algorithm.randomness import Randomness
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
-from semioffline.methods.base import RLMethod
-from semioffline.methods.settings import LengthSettings, RLSettings
+from semioffline.methods.shared.base import RLMethod
+from semioffline.methods.shared.settings import LengthSettings, RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.validation import NOT_NEGATIVE, setting
 

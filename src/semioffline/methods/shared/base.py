@@ -11,7 +11,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Rollout, StepOutput
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.data.examples import Examples
-from semioffline.methods.settings import RLSettings
+from semioffline.methods.shared.settings import RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 

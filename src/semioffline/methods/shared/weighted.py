@@ -13,10 +13,10 @@ from semioffline.algorithm.edits import draw_edits, edit_uniforms, log_q_edit
 from semioffline.algorithm.losses import target_weights, text_scores, token_log_p
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, CompletionRow, Row, StepOutput, Term, Text, send
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.completions import completion_rows
-from semioffline.methods.on_policy import as_text, mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.settings import DrawingSettings, WeightedSettings
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.completions import completion_rows
+from semioffline.methods.shared.on_policy import as_text, mean_length, rows_of, sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.settings import DrawingSettings, WeightedSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 

@@ -1,4 +1,4 @@
-"""Methods by name. A module of this package that defines a class `Method` is a method; its file name is its name."""
+"""Methods by name. Each file of the package `methods` is a method, and the file's name is the method's."""
 
 from __future__ import annotations
 
@@ -10,30 +10,13 @@ from functools import cache
 from semioffline import methods
 from semioffline.config import MethodConfig, setting_names
 from semioffline.errors import UserError, unknown
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.combined import Combined
-from semioffline.methods.kl_penalty import with_penalty
-
-_NOT_METHODS = {
-    "base",
-    "combined",
-    "completions",
-    "critic",
-    "frozen",
-    "kl_penalty",
-    "mle",
-    "on_policy",
-    "perturbed",
-    "registry",
-    "rollout",
-    "schedule",
-    "settings",
-    "weighted",
-}
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.combined import Combined
+from semioffline.methods.shared.kl_penalty import with_penalty
 
 
 def method_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(methods.__path__) if module.name not in _NOT_METHODS)
+    return sorted(module.name for module in pkgutil.iter_modules(methods.__path__) if not module.ispkg)
 
 
 def _class_of(name: str) -> type[BaseMethod]:

@@ -7,7 +7,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import drawn_log_p, text_uniforms
 from semioffline.algorithm.tensors import Batch, Row, Text
 from semioffline.data.examples import Tokens, pad
-from semioffline.methods.settings import DrawingSettings
+from semioffline.methods.shared.settings import DrawingSettings
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded

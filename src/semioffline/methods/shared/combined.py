@@ -13,7 +13,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, CompletionRow, Rollout, StepOutput, Term
 from semioffline.config import MethodConfig, StaticTarget
 from semioffline.data.examples import Examples
-from semioffline.methods.base import BaseMethod
+from semioffline.methods.shared.base import BaseMethod
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 

@@ -6,7 +6,7 @@ from semioffline.algorithm.losses import mle
 from semioffline.algorithm.masking import hide, mask_uniforms
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Row, Term
-from semioffline.methods.settings import MaskedMLESettings
+from semioffline.methods.shared.settings import MaskedMLESettings
 from semioffline.policy.policy import Policy
 
 

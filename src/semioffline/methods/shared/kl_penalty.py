@@ -16,9 +16,9 @@ from semioffline.algorithm.tensors import Batch, Rollout, Row, StepOutput, Term,
 from semioffline.config import StaticTarget
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
-from semioffline.methods.base import BaseMethod
-from semioffline.methods.frozen import Reference
-from semioffline.methods.settings import RLSettings
+from semioffline.methods.shared.base import BaseMethod
+from semioffline.methods.shared.frozen import Reference
+from semioffline.methods.shared.settings import RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 from semioffline.storage.files import read_json, write_atomically

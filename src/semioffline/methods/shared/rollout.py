@@ -12,9 +12,9 @@ from torch import Tensor
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Batch, Rollout, Row
 from semioffline.data.examples import Tokens, pad
-from semioffline.methods.frozen import predict_only
-from semioffline.methods.on_policy import sample_texts, sampled_log_p, sampled_row
-from semioffline.methods.settings import RLSettings
+from semioffline.methods.shared.frozen import predict_only
+from semioffline.methods.shared.on_policy import sample_texts, sampled_log_p, sampled_row
+from semioffline.methods.shared.settings import RLSettings
 from semioffline.policy.policy import Policy
 from semioffline.policy.tokens import Encoded
 from semioffline.scoring.scorer import Scorer, Scores
