@@ -274,7 +274,8 @@ def test_rewards_tasks_and_worker_processes_see_strings(path):
 def test_the_trainer_names_no_method():
     named = [name for name in imports(PACKAGE / "training" / "trainer.py") if name.startswith("semioffline.methods.")]
     assert set(named) <= {
-        f"semioffline.methods.{name}" for name in ("base.BaseMethod", "registry.config_class", "registry.load_method")
+        f"semioffline.methods.shared.{name}"
+        for name in ("base.BaseMethod", "registry.config_class", "registry.load_method")
     }
 
 

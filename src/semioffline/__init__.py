@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from semioffline.methods.erpo import ERPOConfig
     from semioffline.methods.ft import FTConfig
     from semioffline.methods.gold import GoldConfig
-    from semioffline.methods.grpo import GrpoConfig
-    from semioffline.methods.ilql import IlqlConfig
+    from semioffline.methods.grpo import GRPOConfig
+    from semioffline.methods.ilql import ILQLConfig
     from semioffline.methods.mft import MFTConfig
-    from semioffline.methods.ppo import PpoConfig
+    from semioffline.methods.ppo import PPOConfig
     from semioffline.methods.raml import RAMLConfig
     from semioffline.methods.scheduled_sampling import ScheduledSamplingConfig
     from semioffline.methods.self_critic import SelfCriticConfig
@@ -42,15 +42,15 @@ _HOME = {
     "ERPOConfig": "methods.erpo",
     "FTConfig": "methods.ft",
     "GoldConfig": "methods.gold",
-    "GrpoConfig": "methods.grpo",
-    "IlqlConfig": "methods.ilql",
+    "GRPOConfig": "methods.grpo",
+    "ILQLConfig": "methods.ilql",
     "MFTConfig": "methods.mft",
     "MethodConfig": "config",
     "Policy": "policy.policy",
     "RAMLConfig": "methods.raml",
     "SPGConfig": "methods.spg",
     "ScheduledSamplingConfig": "methods.scheduled_sampling",
-    "PpoConfig": "methods.ppo",
+    "PPOConfig": "methods.ppo",
     "SelfCriticConfig": "methods.self_critic",
     "SemiOfflineConfig": "methods.semi_offline",
     "SemiOfflineTrainer": "training.trainer",
@@ -65,13 +65,13 @@ __all__ = [
     "DPOConfig",
     "ERPOConfig",
     "FTConfig",
+    "GRPOConfig",
     "GoldConfig",
-    "GrpoConfig",
-    "IlqlConfig",
+    "ILQLConfig",
     "MFTConfig",
     "MethodConfig",
+    "PPOConfig",
     "Policy",
-    "PpoConfig",
     "RAMLConfig",
     "SPGConfig",
     "ScheduledSamplingConfig",

@@ -44,7 +44,9 @@ def test_a_run_and_a_model_are_compared_over_the_same_inputs(folder: Path, capsy
     assert result["against"]["b"]["corpus_bleu"]["mean"] == pytest.approx(bleu["a"]["mean"] - bleu["b"]["mean"])
     out = capsys.readouterr().out
     assert "test: one against b, 12 inputs" in out
-    assert f"{wanted.low:+.4f} to {wanted.high:+.4f}" in out
+    assert f"{100 * wanted.low:+.2f} to {100 * wanted.high:+.2f}" in out
+    assert "Report: a/report.html" in out
+    assert (folder / "a/report.html").exists()
     assert evaluate("--model", "one", "--output_dir", "a", "--against", "b", "two") == 0  # goes on, decodes nothing
 
 

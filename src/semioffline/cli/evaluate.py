@@ -76,6 +76,8 @@ def _checksum(model: str | None) -> dict[str, int]:
 
 
 def run(argv: list[str]) -> None:
+    from semioffline.report.page import write_report
+
     types = [DataOptions, ModelOptions, EvaluateOptions]
     task = parse("evaluate", types, argv)[0].load_task()
     data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": default_metrics(task)})
@@ -104,6 +106,7 @@ def run(argv: list[str]) -> None:
     if found:
         differences = {name: {m: change.difference for m, change in each.items()} for name, each in found.items()}
         write_result(path, replace(result, against=differences).to_json())
+    say(f"Report: {write_report([path])}")
 
 
 def _predictions_of(name: str) -> Path | None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from semioffline.errors import UserError
+from semioffline.evaluation.scale import shown_value
 from semioffline.evaluation.statistics import CorpusScore, Difference, corpus_value, paired_difference
 from semioffline.rewards.contract import CorpusMetric
 from semioffline.scoring.named import find_reward, reward_names
@@ -99,17 +100,17 @@ def _corpus_metric(name: str) -> CorpusMetric | None:
 def as_rows(found: Mapping[str, Change], rewards: Sequence[str]) -> list[tuple[str, str, str, str, str, str]]:
     """Rows of a table: metric, before, after, difference, its 95 % interval and p-value; first the rewards, marked."""
     first = [name for name in (REWARD, *rewards) if name in found]
-    return [
-        (
-            f"{name} (reward)" if name in first else name,
-            f"{change.before:.4f}",
-            f"{change.after:.4f}",
-            f"{change.difference.mean:+.4f}",
-            f"{change.difference.low:+.4f} to {change.difference.high:+.4f}",
-            p_value(change.difference.p),
+    rows = []
+    for name in dict.fromkeys([*first, *found]):
+        change = found[name]
+        before, after = (shown_value(name, value) for value in (change.before, change.after))
+        difference = change.difference
+        mean, low, high = (
+            shown_value(name, value, "+") for value in (difference.mean, difference.low, difference.high)
         )
-        for name, change in [(name, found[name]) for name in dict.fromkeys([*first, *found])]
-    ]
+        title = f"{name} (reward)" if name in first else name
+        rows.append((title, before, after, mean, f"{low} to {high}", p_value(change.difference.p)))
+    return rows
 
 
 def p_value(p: float) -> str:

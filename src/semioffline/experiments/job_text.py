@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semioffline.evaluation.statistics import Difference
+from semioffline.evaluation.scale import shown_value
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_plan import JobPlan, StagePlan
 from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT, RESULT, JobResult, ModelResult
@@ -65,11 +65,12 @@ def sentence(reward: str, models: dict[str, ModelResult]) -> str:
     before, after = (models[name].metrics["reward"].mean for name in (over, RESULT))
     difference = models[over].difference
     assert difference is not None
-    return f"{reward} {before:.3f} → {after:.3f}, {interval(difference)} over {said[over]}"
+    mean, low, high = (_shown(reward, number, "+") for number in (difference.mean, difference.low, difference.high))
+    return f"{reward} {_shown(reward, before)} → {_shown(reward, after)}, {mean} ({low} to {high}) over {said[over]}"
 
 
-def interval(difference: Difference) -> str:
-    return f"{difference.mean:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})"
+def _shown(metric: str, value: float, sign: str = "") -> str:
+    return shown_value(metric, value, sign, digits=3)
 
 
 def show_result(result: JobResult) -> None:
@@ -77,15 +78,16 @@ def show_result(result: JobResult) -> None:
     models = list(result.models.values())
     inputs = models[0].metrics["reward"].inputs
     ahead = [model.difference for model in models]
+    reward = result.reward
     rows = [
-        [f"{result.reward} *", *(f"{model.metrics['reward'].mean:.3f}" for model in models)],
-        ["RL ahead by", *("" if each is None else f"{each.mean:+.3f}" for each in ahead)],
-        ["  95 %: from", *("" if each is None else f"{each.low:+.3f}" for each in ahead)],
-        ["  95 %: to", *("" if each is None else f"{each.high:+.3f}" for each in ahead)],
+        [f"{reward} *", *(_shown(reward, model.metrics["reward"].mean) for model in models)],
+        ["RL ahead by", *("" if each is None else _shown(reward, each.mean, "+") for each in ahead)],
+        ["  95 %: from", *("" if each is None else _shown(reward, each.low, "+") for each in ahead)],
+        ["  95 %: to", *("" if each is None else _shown(reward, each.high, "+") for each in ahead)],
         ["  p", *("" if each is None else f"{each.p:.3f}" for each in ahead)],
     ]
-    shown = [name for name in models[0].metrics if name not in ("reward", result.reward)]
-    rows += [[name.replace("_", " "), *(f"{model.metrics[name].mean:.3f}" for model in models)] for name in shown]
+    shown = [name for name in models[0].metrics if name not in ("reward", reward)]
+    rows += [[name.replace("_", " "), *(_shown(name, model.metrics[name].mean) for model in models)] for name in shown]
     rows.append(["seconds", *(f"{model.seconds:.0f}" for model in models)])
     title = f"{result.title}: {inputs} test inputs"
     show_table(title, ["* the reward", *(model.label for model in models)], rows)

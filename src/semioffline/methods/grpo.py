@@ -21,7 +21,7 @@ from semioffline.validation import setting
 
 
 @dataclass
-class GrpoConfig(LengthSettings, RolloutSettings, GroupSettings):
+class GRPOConfig(LengthSettings, RolloutSettings, GroupSettings):
     """Settings of `grpo`."""
 
     method: ClassVar[str] = "grpo"
@@ -30,7 +30,7 @@ class GrpoConfig(LengthSettings, RolloutSettings, GroupSettings):
     )
 
 
-class Method(RLMethod[GrpoConfig]):
+class Method(RLMethod[GRPOConfig]):
     """L = L_MLE + rl_weight * L_RL, with r_t = p(y_t | x, y_<t) / p_old(y_t | x, y_<t) and A_k = (R_k - b) / std(R):
 
     L_RL = -sum_k sum_t min(r_t A_k, clip(r_t, 1 - epsilon, 1 + epsilon) A_k) / |y_k|**length_alpha. Shao et al. 2024.
@@ -39,7 +39,7 @@ class Method(RLMethod[GrpoConfig]):
     KL divergence from the sampled token; ours (kl_weight) is the exact sum over the vocabulary.
     """
 
-    config_class = GrpoConfig
+    config_class = GRPOConfig
 
     @property
     def repeats(self) -> int:

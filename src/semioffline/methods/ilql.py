@@ -26,7 +26,7 @@ from semioffline.validation import FINITE, NOT_NEGATIVE, SHARE, setting
 
 
 @dataclass
-class IlqlConfig(MaskedMLESettings):
+class ILQLConfig(MaskedMLESettings):
     """Settings of `ilql`."""
 
     method: ClassVar[str] = "ilql"
@@ -41,7 +41,7 @@ class IlqlConfig(MaskedMLESettings):
     )
 
 
-class Method(BaseMethod[IlqlConfig]):
+class Method(BaseMethod[ILQLConfig]):
     """L = L_MLE + L_Q + L_V + conservative_weight * L_C on the ground truth and the candidates, with their rewards:
 
     L_Q = sum_i (G_t - Q_i(s_t, y_t))**2, L_V = expectile(min_i Q'_i(s_t, y_t) - V(s_t)),
@@ -52,12 +52,12 @@ class Method(BaseMethod[IlqlConfig]):
     fine-tuned one, and p has no model of its own; one hidden layer, as wide as the states.
     """
 
-    config_class = IlqlConfig
+    config_class = ILQLConfig
     needs_reward = True
     needs_candidates = True
     batch_on_host = True
 
-    def __init__(self, config: IlqlConfig):
+    def __init__(self, config: ILQLConfig):
         super().__init__(config)
         self.heads: QHeads | None = None
         self._step: int | None = None

@@ -18,7 +18,7 @@ from semioffline.validation import POSITIVE, SHARE, setting
 
 
 @dataclass
-class PpoConfig(CriticSettings, RolloutSettings):
+class PPOConfig(CriticSettings, RolloutSettings):
     """Settings of `ppo`."""
 
     method: ClassVar[str] = "ppo"
@@ -27,7 +27,7 @@ class PpoConfig(CriticSettings, RolloutSettings):
     value_clip: float = setting(0.2, "The critic's value moves from the old one by at most this.", "PPO", POSITIVE)
 
 
-class Method(CriticMethod[PpoConfig]):
+class Method(CriticMethod[PPOConfig]):
     """L = L_MLE + rl_weight * L_RL + critic_weight * L_critic, with r_t = p(y_t | x, y_<t) / p_old(y_t | x, y_<t):
 
     L_RL = -sum_t min(r_t A_t, clip(r_t, 1 - epsilon, 1 + epsilon) A_t) / |y|**length_alpha,
@@ -38,7 +38,7 @@ class Method(CriticMethod[PpoConfig]):
     that would depend on the micro-batch.
     """
 
-    config_class = PpoConfig
+    config_class = PPOConfig
 
     @property
     def repeats(self) -> int:
