@@ -74,7 +74,7 @@ class _Parsed(Exception):
 def _parse(command: str, words: list[str]) -> None:
     """Run a command until it has read its flags."""
     module = importlib.import_module(f"semioffline.cli.{command}")
-    reader = "read_command" if hasattr(module, "read_command") else "parse"
+    reader = next(name for name in ("read_command", "parse_job", "parse") if hasattr(module, name))
     read = getattr(module, reader)
 
     def stop(*args: Any, **kwargs: Any) -> Any:

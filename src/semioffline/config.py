@@ -119,14 +119,14 @@ class MethodConfig(TrainingArguments):
         None, "End of a long prompt that is cut off: left | right; left for decoder-only models.", "Text"
     )
     # Model
-    disable_dropout: bool = setting(False, "Set every dropout probability to 0.", "Speed and memory")
+    disable_dropout: bool = setting(False, "Set every dropout probability to 0.", "Advanced")
     share_prompt: bool = setting(
         True, "Compute the source's part of the decoder once for all rows of an input.", "Advanced", free=True
     )
     pad_to_multiple_of: int = setting(
         1,
         "Pad texts to a multiple of this many tokens: few shapes for torch_compile.",
-        "Speed and memory",
+        "Advanced",
         BATCH,
         free=True,
     )
@@ -159,7 +159,7 @@ class MethodConfig(TrainingArguments):
         True,
         "Write result.json after training and, with a validation split, before.jsonl and predictions.jsonl: it is "
         "decoded before and after.",
-        "Log",
+        "Advanced",
         free=True,
     )
     num_completions_to_print: int = setting(
@@ -170,7 +170,7 @@ class MethodConfig(TrainingArguments):
         10.0,
         "Also write a checkpoint when these minutes have passed since the last one, so that little is lost; with one "
         "process, and unless save_strategy is no.",
-        "Training",
+        "Advanced",
         Range(0, 10**6, open_low=True),
         free=True,
     )

@@ -76,10 +76,19 @@ def checksum(path: Path) -> int:
     return zlib.crc32(path.read_bytes())
 
 
+def model_result(folder: Path) -> dict[str, int]:
+    """Every file. The card names the run folder."""
+    found = {path.name: checksum(path) for path in sorted(folder.iterdir())}
+    if (folder / "README.md").exists():
+        card = (folder / "README.md").read_text().replace(f"# {folder.parent.name}\n", "")
+        found["README.md"] = zlib.crc32(card.encode())
+    return found
+
+
 def train_result(folder: Path) -> Any:
     """Every file of the model, the log, the predictions, what is reported, and the checkpoints that are kept."""
     return {
-        "model": {path.name: checksum(path) for path in sorted((folder / "model").iterdir())},
+        "model": model_result(folder / "model"),
         "log": without_times(read_log(folder)),
         "predictions": (folder / "predictions.jsonl").read_text(),
         "result": read(folder / "result.json"),

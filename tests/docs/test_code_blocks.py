@@ -22,6 +22,7 @@ TESTED = {
     "docs/reading-the-report.md": "here",
     "docs/tasks.md": "test_public.py",
     "docs/tutorial.md": "test_tutorial.py",
+    "docs/your-own-data.md": "here",
     "docs/your-own-reward.md": "test_examples.py",
 }
 """page -> where its blocks are run"""
@@ -103,3 +104,12 @@ def test_outputs_without_references_become_rows_to_train_on(folder):
     flags = "--model model --train_file train.jsonl --static_target worst --reward rouge --num_samples 2 --max_steps 2"
     flags += " --max_prompt_length 32 --max_completion_length 32 --device cpu --disable_tqdm true --output_dir rl"
     assert main(["train", "semi_offline", *flags.split()]) == 0
+
+
+def test_a_job_of_ones_own_runs(folder, capsys):
+    [job] = code_of("docs/your-own-data.md")
+    (folder / "data").mkdir()
+    build({"train": 40})["train"].select_columns(["prompt", "completion"]).to_json("data/train.jsonl")
+    short = "mft_steps=1, rl_steps=1, more_mft_steps=1, num_samples=2, device='cpu', output_dir="
+    exec(job.replace(MODEL, "model").replace("output_dir=", short), {})
+    assert "over fine-tuning for the same time" in capsys.readouterr().out

@@ -159,7 +159,10 @@ def test_data(changes: dict, parts: list[str], inputs: Path, train: Train, refus
         (["train", "mft", "--max_steps"], ["--max_steps"]),
         (["train", "mft", "--task", "ads"], ["--model"]),
         (["train", "semi_offline", "--static_target", "wurst", "--task", "ads"], ["static_target", "'wurst'", "worst"]),
-        (["train", "mft", "--num_samples", "4"], ["option 'num_samples'", "a setting of ablations, avg, semi_offline"]),
+        (
+            ["train", "mft", "--num_samples", "4"],
+            ["option 'num_samples'", "a setting of ablations, avg, ", "semi_offline"],
+        ),
         (["train", "mft", "--eval_strategy", "sometimes"], ["sometimes", "steps"]),
         (["train", "mft", "--bf16", "maybe"], ["bf16", "maybe"]),
         (["evaluate", "--task", "ads"], ["--model"]),

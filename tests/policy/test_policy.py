@@ -468,9 +468,9 @@ def test_cutting_leaves_no_trace_in_the_tokenizer(tiny_policy):
 def test_a_decoder_only_target_follows_its_prompt_after_one_space(tiny_policy):
     """Prompt and completion, tokenised apart, are the tokens of the text that a reader sees."""
     policy = tiny_policy("gpt2")
-    joined = []
+    joined, encode = [], policy.tokens._encode
     policy.tokens._encode = lambda texts, *args, **kwargs: (
-        joined.extend(texts) or []
+        joined.extend(texts) or encode(texts, *args, **kwargs)
     )  # the text that reaches the tokenizer
     policy.tokens.encode_targets(["meet zorvia"] * 3, ["name :", "name :\n", ""], 40)
     assert joined == [" meet zorvia", "meet zorvia", "meet zorvia"]

@@ -37,7 +37,7 @@ class DataOptions(Options):
     max_row_mb: float = setting(
         MAX_ROW_MB,
         "Longest row of a data file, in MB; a longer one stops.",
-        "Data",
+        "Advanced",
         Range(0, 2000, open_low=True),
         free=True,
     )

@@ -84,7 +84,8 @@ def changed_settings(*options: DataclassInstance) -> dict[str, object]:
             default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
             value = values.get(item.name)
             is_setting = item.init and item.name in values and item.name not in _NOT_SETTINGS
-            if is_setting and value not in (default, None, [], ""):
+            filled_in = getattr(option, f"default_{item.name}", None)  # the value of a setting that was not given
+            if is_setting and value not in (default, filled_in, None, [], ""):
                 path = Path(value) if isinstance(value, str) and f"--{item.name}" in SHOWN else None
                 changed[item.name] = value if path is None or not path.is_absolute() else path.name
     return changed

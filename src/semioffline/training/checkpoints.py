@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class SafeCheckpoints(Trainer):
     staging: str | None = None
     rollouts: Rollouts | None = None
     _resumed: str | None = None
+    at_start: Mapping[str, float] = {}
+    """Measured before the first step, for the first line of the log."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
@@ -54,6 +57,7 @@ class SafeCheckpoints(Trainer):
             if damage := _damage(Path(resume_from_checkpoint)):
                 raise UserError(f"{damage}: name another checkpoint")
         self._resumed = resume_from_checkpoint or None
+        self.at_start = {} if self._resumed else self.measure_start()
         first = self.args.eval_on_start
         self.args.eval_on_start = first and self._resumed is None
         try:
@@ -64,6 +68,10 @@ class SafeCheckpoints(Trainer):
         if self._resumed is not None and self.args.should_save:  # a kill may have come before
             self._remove_old()
         return done._replace(training_loss=done.metrics["train_loss"])
+
+    def measure_start(self) -> Mapping[str, float]:
+        """`at_start` of a run that does not resume."""
+        return {}
 
     def _check_weights(self) -> None:
         """What the last step has made, and nothing was computed with yet."""
@@ -120,6 +128,7 @@ class SafeCheckpoints(Trainer):
             "total_loss": self._total_loss_scalar,
             "last_logged": self._globalstep_last_logged,
             "metrics": {name: as_numbers(values) for name, values in self.step_metrics.items()},
+            "at_start": dict(self.at_start),
             "patience": [stopping.early_stopping_patience_counter for stopping in self._early_stopping()],
         }
         write_atomically(checkpoint / PROGRESS.format(rank=self.args.process_index), json.dumps(progress))
@@ -143,6 +152,7 @@ class SafeCheckpoints(Trainer):
         self._total_loss_scalar = progress["total_loss"]
         self._globalstep_last_logged = progress["last_logged"]
         self.step_metrics.update(progress["metrics"])
+        self.at_start = progress.get("at_start", {})
         for stopping, seen in zip(self._early_stopping(), progress["patience"], strict=False):
             stopping.early_stopping_patience_counter = seen
             control.should_training_stop |= seen >= stopping.early_stopping_patience

@@ -136,7 +136,6 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
         """Of the steps since the last log."""
-        self.at_start: dict[str, float] = {}  # for the first line of the log
         self.run_folder = RunFolder(self)
 
     def _set_up_acceleration(self) -> None:
@@ -360,13 +359,15 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.scorer.start_workers()
         self.run_folder.begin()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy
-        self.at_start = {} if resume_from_checkpoint else measure_start(self)
         try:
             done = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.console.close()
         self.run_folder.finish()
         return done
+
+    def measure_start(self) -> dict[str, float]:
+        return measure_start(self)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """The plain model and tokenizer, which load without this library."""

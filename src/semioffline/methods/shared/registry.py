@@ -58,7 +58,7 @@ def config_class(name: str) -> type[MethodConfig]:
 
     title = "".join(part.title().replace("_", "") for part in names) + "Config"
     namespace = {"method": "+".join(names), "problems": problems, "__doc__": f"Settings of `{name}`."}
-    namespace["default_ratio"] = None  # it would replace brio's own weight, too
+    namespace["default_rl_ratio"] = None  # it would replace brio's own weight, too
     combined: type[MethodConfig] = dataclass(type(title, tuple(classes), namespace))
     return combined
 

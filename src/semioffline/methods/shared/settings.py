@@ -40,7 +40,7 @@ class DrawingSettings(MethodConfig):
 class RLSettings(DrawingSettings, MaskedMLESettings):
     """Settings of an RL term, and of drawing its samples."""
 
-    default_ratio: ClassVar[float | None] = DEFAULT_RATIO
+    default_rl_ratio: ClassVar[float | None] = DEFAULT_RATIO
     rl_weight: float | None = setting(
         None, "Lambda, the weight of the RL loss next to the MLE loss; rl_ratio sets it when not given.", "RL term",
         NOT_NEGATIVE,
@@ -57,8 +57,8 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
 
     def __post_init__(self) -> None:
         if self.rl_weight is None and self.rl_ratio is None:
-            self.rl_ratio = self.default_ratio
-            self.rl_weight = DEFAULT_WEIGHT if self.default_ratio is None else None
+            self.rl_ratio = self.default_rl_ratio
+            self.rl_weight = DEFAULT_WEIGHT if self.default_rl_ratio is None else None
         super().__post_init__()
 
     @property
