@@ -58,6 +58,7 @@ class SafeCheckpoints(Trainer):
                 raise UserError(f"{damage}: name another checkpoint")
         self._resumed = resume_from_checkpoint or None
         self.at_start = {} if self._resumed else self.measure_start()
+        self.policy.train()  # all of it: PEFT leaves the base of a loaded model in evaluation mode
         first = self.args.eval_on_start
         self.args.eval_on_start = first and self._resumed is None
         try:
