@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import fields
@@ -79,7 +80,7 @@ def of_python(kind: Any, described: dict[str, Description]) -> Iterator[Case]:
     for name, description in described.items():
         if description.kinds:
             for value in [*VALUES, *_edges(description)]:
-                yield Case(kind.__name__, name, value, allows(description, value))
+                yield Case(kind.__name__, name, value, allows(description, value) and _is_readable(name, value))
 
 
 def of_command(command: str, described: dict[str, Description]) -> Iterator[Case]:
@@ -87,7 +88,18 @@ def of_command(command: str, described: dict[str, Description]) -> Iterator[Case
         if description.kinds:
             for word in [*WORDS, *(str(value) for value in _edges(description) if abs(value) < 10**100)]:
                 value = _read(description, word)
-                yield Case(command, name, word, value is not None and allows(description, value))
+                fits = value is not None and allows(description, value) and _is_readable(name, value)
+                yield Case(command, name, word, fits)
+
+
+def _is_readable(name: str, value: Any) -> bool:
+    """--settings is the one text that must be JSON."""
+    if name != "settings" or not isinstance(value, str):
+        return True
+    try:
+        return isinstance(json.loads(value), dict)
+    except ValueError:
+        return False
 
 
 def allows(description: Description, value: Any) -> bool:

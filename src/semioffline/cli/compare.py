@@ -28,12 +28,20 @@ from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import time_methods
 from semioffline.printing import say
 from semioffline.storage.files import write_atomically
+from semioffline.tasks.registry import Task
 from semioffline.training.run_folder import open_folder, write_settings
 
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
 ANYWHERE = {"use_cpu": True, "bf16": False, "fp16": False, "cuda_graphs": False}
 """For a table of runs, which may have been made on another machine."""
+ALONE = (None, "timing")
+"""--only, where no other process may work in the folder. Else others run other methods and seeds."""
+
+
+def _defaults_of(task: Task) -> dict[str, Any]:
+    defaults = {**task.settings, "eval_metrics": default_metrics(task), **DEFAULTS}
+    return defaults | {"reward": [task.reward] if task.reward else None}
 
 
 def run(argv: list[str]) -> None:
@@ -43,15 +51,13 @@ def run(argv: list[str]) -> None:
     if wants_help(argv):
         parse("compare", [*TYPES, MethodConfig], argv)
     task = parse("compare", TYPES, argv, unread="ignore")[0].load_task()
-    defaults = {**task.settings, "eval_metrics": default_metrics(task), **DEFAULTS}
-    defaults |= {"reward": [task.reward] if task.reward else None}
+    defaults = _defaults_of(task)
     data, model, options, args, by_method = read_command(argv, defaults)
     beside = labelled_folders(options.beside)
     seeds = _seeds(options, by_method) | {START: options.seeds[:1]}
     _check_only(options.only, seeds)
     device = model.checked_device()
-    alone = only in (None, "timing")  # else others may run other methods and seeds in it
-    folder = open_folder(str(args.output_dir), resume=True, lock=alone)
+    folder = open_folder(str(args.output_dir), resume=True, lock=only in ALONE)
 
     def settings(method: str, **changes: Any) -> MethodConfig:
         # the initial checkpoint's own settings are for its training: it is tested as all are

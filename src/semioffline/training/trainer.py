@@ -92,12 +92,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         self.policy = Policy.of(model, processing_class, peft_config=peft_config, share_prompt=args.share_prompt)
         if args.disable_dropout:
             disable_dropout(self.policy)
-        if args.n_gpu > 1:
-            raise UserError(
-                f"{args.n_gpu} GPUs in one process: start with `accelerate launch`, or set CUDA_VISIBLE_DEVICES=0"
-            )
-        if eval_dataset is None and args.eval_strategy != "no":
-            raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
+        _check_devices_and_data(args, eval_dataset)
         self.limits = text_limits(self.policy, args)
         self._epochs, self.run_log = Epochs(), RunLog()
         self.console = find_console(callbacks)
@@ -393,3 +388,12 @@ class SemiOfflineTrainer(SafeCheckpoints):
         if damage := find_damage(best):
             raise UserError(f"{damage}, and it is the best checkpoint: set --load_best_model_at_end false")
         self._load_from_checkpoint(str(best))
+
+
+def _check_devices_and_data(args: MethodConfig, eval_dataset: object) -> None:
+    if args.n_gpu > 1:
+        raise UserError(
+            f"{args.n_gpu} GPUs in one process: start with `accelerate launch`, or set CUDA_VISIBLE_DEVICES=0"
+        )
+    if eval_dataset is None and args.eval_strategy != "no":
+        raise UserError(f"eval_strategy={show(args.eval_strategy)} needs an eval_dataset (a validation split)")
