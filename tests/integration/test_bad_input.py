@@ -456,7 +456,7 @@ def test_labels_that_cannot_be_folders(label: str, part: str, inputs: Path, refu
     ],
 )
 def test_hostile_settings_of_a_comparison(settings: str, part: str, refused) -> None:
-    refused(["compare", "--task", "ads", "--methods", "mft", "--settings", settings], "--settings is not JSON", part)
+    refused(["compare", "--task", "ads", "--methods", "mft", "--settings", settings], "--settings must be JSON", part)
 
 
 def test_a_label_of_another_comparison_that_cannot_be_a_folder(refused) -> None:

@@ -111,7 +111,7 @@ def parse_settings(text: str) -> Any:
         value = parse_json(text)
         check_settings(value)
     except ValueError as error:
-        raise UserError(f"--settings is not JSON: {error}") from error
+        raise UserError(f"--settings must be JSON: {error}") from error
     return value
 
 
