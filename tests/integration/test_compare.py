@@ -514,7 +514,7 @@ def test_seconds_are_turned_into_steps_once(tmp_path):
     ("flags", "part"),
     [
         (["--methods", "mft", "semi_ofline"], "semi_offline"),
-        (["--settings", "{"], "not JSON"),
+        (["--settings", "{"], "must be JSON"),
         (["--settings", '{"avgg": {}}'], "avgg"),
         (["--start_steps", "0"], "--model"),
         (["--keep", "bst"], "best"),
