@@ -58,10 +58,9 @@ def measure(name: str, folder: Path, page: Path, repeats: int, limits: tuple[flo
     write_report([folder], page)
     writing = time.process_time() - started
     each = [seconds_until_interactive(page) for _ in range(repeats)]
-    stages: dict[str, Any] = (
-        json.loads((folder / "result.json").read_text()) if (folder / "result.json").exists() else {}
-    )
-    trained = sum(stage["seconds"] for stage in stages.values())
+    path = folder / "result.json"
+    models: dict[str, Any] = json.loads(path.read_text())["models"] if path.exists() else {}  # of a job
+    trained = sum(model["seconds"] for model in models.values())
     size = page.stat().st_size / 1e6
     share = writing / trained if trained else None
     return Measured(name, size, limits[0], median(each), limits[1], each, writing, share)

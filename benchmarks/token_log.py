@@ -51,8 +51,9 @@ class Windows(TrainerCallback):
             self.seconds[self.logs_tokens].append((now[0] - self.began[0], now[1] - self.began[1]))
             self.logs_tokens = not self.logs_tokens
 
-    def write(self, folder: Path, step: int, output: StepOutput, to_print: int) -> None:
-        run_log.write_samples(folder, step, output if self.logs_tokens else replace(output, tokens=None), to_print)
+    def write(self, folder: Path, step: int, output: StepOutput, to_print: int, extra: Any = None) -> None:
+        output = output if self.logs_tokens else replace(output, tokens=None)
+        run_log.write_samples(folder, step, output, to_print, extra)
 
 
 def measure(pairs: int, every: int, num_samples: int) -> dict[str, Any]:
