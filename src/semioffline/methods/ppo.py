@@ -6,7 +6,7 @@ from typing import ClassVar
 from semioffline.algorithm.losses import text_scores
 from semioffline.algorithm.proximal import clipped_surrogate, clipped_value_loss, generalized_advantages, is_clipped
 from semioffline.algorithm.randomness import Randomness
-from semioffline.algorithm.tensors import Batch, CompletionRow, Rollout, StepOutput, Term, send
+from semioffline.algorithm.tensors import Batch, CompletionRow, Rollout, StepOutput, send
 from semioffline.methods.shared.completions import completion_rows
 from semioffline.methods.shared.critic import CriticMethod, CriticSettings
 from semioffline.methods.shared.mle import masked_target_row, mle_term
@@ -70,13 +70,9 @@ class Method(CriticMethod[PPOConfig]):
         def log() -> list[CompletionRow]:
             return completion_rows(batch, stored.scores.texts, stored.rewards, means)
 
-        terms = [
-            mle_term(logits[0], batch, config.label_smoothing_factor),
-            Term("rl", rl, per="row", weight=config.first_rl_weight),
-            Term("critic", critic, per="row", weight=config.critic_weight),
-        ]
+        mle = mle_term(logits[0], batch, config.label_smoothing_factor)
         return StepOutput(
-            terms=[term for term in terms if term.name != "rl" or not self.is_warming_up(randomness)],
+            terms=self.terms(mle, rl, critic, randomness),
             metrics={
                 **stored.scores.metrics,
                 "value": values[1].detach().mean() if len(rows) else 0.0,

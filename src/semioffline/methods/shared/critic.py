@@ -6,9 +6,10 @@ from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.tensors import Term
 from semioffline.data.examples import Examples
 from semioffline.errors import UserError
 from semioffline.methods.shared.base import RLMethod
@@ -51,6 +52,13 @@ class CriticMethod(RLMethod[CriticConfig]):
 
     def is_warming_up(self, randomness: Randomness) -> bool:
         return randomness.step < self.config.critic_warmup_steps
+
+    def terms(self, mle: Term, rl: Tensor, critic: Tensor, randomness: Randomness) -> list[Term]:
+        """Those of a step; while the critic warms up, without the RL term."""
+        trained = [Term("critic", critic, per="row", weight=self.config.critic_weight)]
+        if not self.is_warming_up(randomness):
+            trained.insert(0, Term("rl", rl, per="row", weight=self.config.first_rl_weight))
+        return [mle, *trained]
 
     def save(self, folder: Path) -> None:
         if self.value_head is not None:
