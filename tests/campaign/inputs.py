@@ -56,8 +56,9 @@ NEEDS_MORE = {
     "logging_steps": ("1.5",),
     "save_steps": ("1.5",),
     "eval_steps": ("1.5",),
+    "mask_where": ("\x1b[31mred",),
 }
-"""What is allowed but needs arguments of its own, and steps above 1 that are not whole."""
+"""What is allowed but needs arguments of its own, steps above 1 that are not whole, and no regular expression."""
 WORDS = ["", "  ", "much", "nan", "inf", "-inf", "1e400", "-1e400", "9" * 400, "9" * 5000, "-1", "0", "1", "1.5"]
 WORDS += ["true", "None", "[1]", "{", "\x1b[31mred", "[/b]", "\u202e", "x" * 300, "x/" * 3000, "s3://bucket/x", "½"]
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 0.5, -0.5, math.nan, math.inf, -math.inf, 1e308, -1e308, 10**400]

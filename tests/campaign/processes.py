@@ -55,6 +55,14 @@ def run_command(argv: list[str], folder: Path, output: Path, patience: float = 1
     return Ended(code, output.read_text(errors="replace"), time.monotonic() - began)
 
 
+def set_signals_as_a_shell_does() -> None:
+    """In a process that is to be a command. SIGINT and SIGHUP may be ignored where the tests run in the background, and
+    processes inherit that."""
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _be_command(argv: list[str], folder: str, output: str) -> Any:
     """What `python -m semioffline` does, from its first line to the end of the process."""
     import torch
@@ -62,6 +70,7 @@ def _be_command(argv: list[str], folder: str, output: str) -> Any:
     from semioffline.cli import main, process
 
     torch.set_num_threads(1)
+    set_signals_as_a_shell_does()
     os.setsid()
     os.chdir(folder)
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

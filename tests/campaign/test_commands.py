@@ -17,6 +17,7 @@ from tests.integration.toy import build_rows, save_model
 
 import semioffline
 from campaign.conftest import Tally
+from campaign.processes import set_signals_as_a_shell_does
 from semioffline.cli import main
 
 TRAIN = "--model model --train_file good.jsonl --output_dir OUT --reward rewards.py:ok --device cpu --max_steps 1 "
@@ -160,7 +161,7 @@ def start(words: list[str], folder: Path, **kwargs: Any) -> subprocess.Popen[byt
     environment |= {"PYTHONPATH": str(Path(semioffline.__file__).parents[1])} | kwargs.pop("variables", {})
     command = [sys.executable, "-m", "semioffline", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | kwargs
-    return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
+    return subprocess.Popen(command, cwd=folder, env=environment, preexec_fn=set_signals_as_a_shell_does, **pipes)
 
 
 @pytest.mark.campaign

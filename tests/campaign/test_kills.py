@@ -25,6 +25,8 @@ NAMES = ("train", "train actor_critic", "candidates", "evaluate", "compare", "ru
 PATIENCE = 180.0
 """Seconds until a command counts as hung."""
 SEED = 24
+ALIKE = re.compile(r"\d+|(?<=/)(mft|semi_offline|more_mft)(?=/)|(?<=/runs/)\w+(?=-seed)")
+"""Parts of the paths of files that are written by the same code."""
 
 
 @dataclass
@@ -110,11 +112,11 @@ def check_full(code: int, printed: str) -> str:
 
 
 def every_write(one: Undisturbed, moments: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """One of each kind of write and file: a file of one checkpoint, shard or step stands for those of all others. What
-    comes after one write comes before the next: only what gives a file its name is also hit after it."""
+    """One of each kind of write and file: a file of one checkpoint, shard, step, stage or run stands for those of all
+    others. What comes after one write comes before the next: only what gives a file its name is also hit after it."""
     alike: dict[tuple[str, str], list[int]] = {}
     for at, (name, path) in enumerate(one.writes):
-        alike.setdefault((name, re.sub(r"\d+", "0", path)), []).append(at)
+        alike.setdefault((name, ALIKE.sub("0", path)), []).append(at)
     for (name, path), places in alike.items():
         at = random.Random(f"{SEED} {name} {path}").choice(places)
         for moment in moments:

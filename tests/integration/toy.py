@@ -1,5 +1,6 @@
 """Tiny models, small data and short runs for the tests that train. Everything is built here: no network, no GPU."""
 
+import gc
 import json
 import os
 import sys
@@ -171,9 +172,15 @@ def start_process(target: Callable[..., None], *args: Any) -> Any:
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["semioffline.training.trainer", "semioffline.data.candidates", "semioffline.tasks.ads"]
-    )
-    process = context.Process(target=target, args=args)
+    ours = ("training.trainer", "data.candidates", "tasks.ads", "cli.run", "cli.compare", "cli.evaluate", "report.page")
+    theirs = [f"transformers.models.{kind}.modeling_{kind}" for kind in WITH_T5] + ["matplotlib.backends.backend_agg"]
+    context.set_forkserver_preload([*(f"semioffline.{name}" for name in ours), *theirs])
+    process = context.Process(target=_after_imports, args=(target, *args))
     process.start()
     return process
+
+
+def _after_imports(target: Callable[..., None], *args: Any) -> None:
+    """What the server has imported is no garbage: looking through it takes longer than a step of a tiny model."""
+    gc.freeze()
+    target(*args)

@@ -20,6 +20,7 @@ from semioffline.storage.files import (
     find_damage,
     keep_lines,
     lock_folder,
+    read_json,
     read_log,
     release_locks,
     replace_folder,
@@ -174,7 +175,7 @@ def test_a_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     path = tmp_path / "a" / "weights"
     path.write_bytes(bytes(100))
-    assert find_damage(tmp_path) is None  # nobody knows
+    assert find_damage(tmp_path) == f"{tmp_path / 'checksums.json'} is missing"
     write_sums(tmp_path)
     assert find_damage(tmp_path) is None
     if damage == "missing":
@@ -225,3 +226,15 @@ def test_where_folders_cannot_be_locked_there_is_a_warning(
     lock_folder(tmp_path)
     assert "cannot be locked" in caplog.text
     assert "No locks available" in caplog.text
+
+
+def test_what_is_no_regular_file_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_json, read_log):
+        with pytest.raises(UserError, match="pipe: it is no regular file"):
+            read(tmp_path / "pipe")
+
+
+def test_a_line_that_is_nested_too_deeply_ends_a_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('{"step": 1}\n' + "[" * 100_000 + "\n")
+    assert read_log(tmp_path / "log") == [{"step": 1}]

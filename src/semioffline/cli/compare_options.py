@@ -83,6 +83,10 @@ class CompareOptions(Options):
         None, "METHOD:SEED, start:SEED or timing: do this and make no table; table: make one of what is done."
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_shape(parse_settings(self.settings))
+
     def sampling(self, max_new_tokens: int) -> Decoding:
         """How candidates are made."""
         return Decoding(
@@ -151,7 +155,6 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
         raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
     options.sampling(1)
     given = parse_settings(options.settings)
-    _check_shape(given)
     bases = [method.partition("@")[0] for method in options.methods]
     for method in given:
         if method not in [START, *options.methods, *bases, *listed, *(name.partition("@")[0] for name in listed)]:

@@ -19,6 +19,7 @@ from semioffline.experiments.provenance import Provenance, write_about
 from semioffline.methods.shared.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
+from semioffline.storage.files import read_content
 from semioffline.storage.untrusted import parse_yaml
 from semioffline.training.run_folder import RunFolder, open_folder, settings_of
 from semioffline.validation import BATCH, Options, setting
@@ -69,7 +70,7 @@ def _check_same_run(folder: Path, now: Recipe, names: set[str]) -> None:
     """Refuse to resume a run with other settings. Its length, evaluation and hardware may change."""
     path = folder / "config.yaml"
     with told_in_one_line(ValueError, before=f"{path} is not YAML: "):
-        before = parse_yaml(path.read_bytes()) if path.exists() else None
+        before = parse_yaml(read_content(path)) if path.exists() else None
     kept = get_last_checkpoint(str(folder)) is not None or (folder / "result.json").exists()
     if not kept or not isinstance(before, dict):  # there is nothing to go on with
         return

@@ -15,6 +15,7 @@ from semioffline.evaluation.scale import shown_value
 from semioffline.evaluation.statistics import CorpusScore, Difference, corpus_value, paired_difference
 from semioffline.rewards.contract import CorpusMetric
 from semioffline.scoring.named import find_reward, reward_names
+from semioffline.storage.files import read_content
 
 REWARD = "reward"
 """The sum that was trained for, where it is made of several rewards."""
@@ -34,11 +35,11 @@ class Predictions:
     @classmethod
     def read(cls, path: Path) -> Predictions:
         try:
-            rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows: list[dict[str, Any]] = [json.loads(line) for line in read_content(path).splitlines()]
             names = [name for name in (rows[0] if rows else {}) if name not in _TEXTS]
             values = {name: [float(row[name]) for row in rows] for name in names}
             return cls(path, [str(row["prediction"]) for row in rows], [row["references"] for row in rows], values)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise UserError(f"{path} does not hold predictions: {type(error).__name__}: {error}") from error
 
     def first(self, number: int) -> Predictions:

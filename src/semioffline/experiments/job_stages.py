@@ -26,7 +26,7 @@ from semioffline.experiments.timing import free_memory
 from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet
-from semioffline.storage.files import make_folder, read_json, write_atomically
+from semioffline.storage.files import make_folder, read_content, read_json, write_atomically
 from semioffline.storage.records import Record
 from semioffline.tasks.reading.rows import load_rows
 from semioffline.training.initial_outputs import BEFORE
@@ -109,7 +109,7 @@ def load_start(job: Job, plan: JobPlan, name: str) -> Policy:
 def _write_before(job: Job, plan: JobPlan, name: str) -> None:
     """before.jsonl: what the model that a stage begins with writes for the test rows."""
     start = INITIAL if name == MFT or plan.mft is None else MFT
-    outputs = (job.folder / start / PREDICTIONS).read_bytes()
+    outputs = read_content(job.folder / start / PREDICTIONS)
     write_atomically(job.folder / name / BEFORE, outputs)
 
 

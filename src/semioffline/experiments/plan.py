@@ -16,6 +16,7 @@ from semioffline.evaluation.metrics import Metric
 from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.results import RunResult
 from semioffline.policy.policy import Policy
+from semioffline.storage.files import read_content
 from semioffline.storage.untrusted import check_name
 
 START = "start"
@@ -93,7 +94,7 @@ def read_run(folder: Path) -> RunResult:
     """The result of a finished run, from its folder."""
     path = folder / RESULT
     try:
-        return RunResult.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return RunResult.from_json(json.loads(read_content(path)))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         told = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} cannot be read as the result of a run: {told}") from error

@@ -15,7 +15,7 @@ from semioffline.experiments.plan import RESULT, START, Plan, read_run
 from semioffline.experiments.results import CurvePoint, RunResult, Timing
 from semioffline.experiments.timing import fit_into_budget, free_memory, known_timings, time_method
 from semioffline.policy.meter import peak_memory
-from semioffline.storage.files import lock_folder, make_folder, read_json, write_atomically
+from semioffline.storage.files import lock_folder, make_folder, read_content, read_json, write_atomically
 from semioffline.training.console import Console
 from semioffline.training.trainer import SemiOfflineTrainer
 
@@ -141,7 +141,7 @@ def _curve(
     args = trainer.args
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size * passes
     points = [] if first is None else [CurvePoint(first.reward, stderr=first.stderr)]
-    for line in map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()):
+    for line in map(json.loads, read_content(folder / "metrics.jsonl").splitlines()):
         step = line["step"]
         if "eval_reward" in line and (first is None or step):
             timed = line["time/train"]

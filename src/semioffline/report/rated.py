@@ -15,7 +15,7 @@ import numpy as np
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import bootstrap_interval
 from semioffline.report.rating import Key
-from semioffline.storage.files import read_json, write_atomically
+from semioffline.storage.files import read_content, read_json, write_atomically
 from semioffline.storage.records import Record
 from semioffline.storage.untrusted import parse_json
 
@@ -141,7 +141,7 @@ def collect(key: Key, files: Sequence[Path]) -> RatingTable:
 
 def _read(path: Path, key: Key) -> Iterator[_Rating]:
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(read_content(path).decode("utf-8"))
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is not a file of ratings: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("ratings"), list):

@@ -14,7 +14,7 @@ from semioffline.evaluation.metrics import SURFACE
 from semioffline.experiments.job_results import INITIAL, JobResult
 from semioffline.experiments.plan import START
 from semioffline.experiments.results import Comparison
-from semioffline.storage.files import read_json, read_log
+from semioffline.storage.files import read_content, read_json, read_log
 from semioffline.storage.untrusted import parse_yaml
 from semioffline.training.diagnostics import Finding, Line, find_problems
 from semioffline.training.initial_outputs import BEFORE
@@ -163,7 +163,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         return _object(folder / "settings.json")
     path = folder / "config.yaml"
     try:
-        found = parse_yaml(path.read_bytes()) if path.exists() else {}
+        found = parse_yaml(read_content(path)) if path.exists() else {}
     except ValueError as error:
         raise UserError(f"{path} is not YAML: {error}") from error
     return found if isinstance(found, dict) else {}

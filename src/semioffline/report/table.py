@@ -11,6 +11,7 @@ from semioffline.errors import UserError
 from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.results import Comparison, MethodSummary, MetricSummary
 from semioffline.printing import markdown_cell, markdown_code, markdown_text, show_table
+from semioffline.storage.files import read_content
 
 Cell = str
 LEVEL = 0.05
@@ -22,8 +23,8 @@ INITIAL = "initial"
 def read_result(path: Path) -> Any:
     """What a result file says: an object of one of the kinds that pages show."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(read_content(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read the result {path}: {error}") from error
 
 

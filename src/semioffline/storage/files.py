@@ -52,10 +52,17 @@ def open_for_writing(folder: Path) -> None:
     _OPENED[:] = [folder]
 
 
+def read_content(path: Path) -> bytes:
+    """What is in a file of ours. Reading a pipe or a device would wait, or never end."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"cannot read {path}: it is no regular file")
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_content(path).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -98,10 +105,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if not path.exists():
         return found
-    for line in path.read_bytes().split(b"\n")[:-1]:  # after the last line end: nothing, or a part of a line
+    for line in read_content(path).split(b"\n")[:-1]:  # after the last line end: nothing, or a part of a line
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(entry, dict):
             break
@@ -225,9 +232,9 @@ def write_sums(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with the files of a folder that has checksums; None: nothing, or nobody knows."""
-    if not (folder / SUMS).exists():
-        return None
+    """What is wrong with the files of a folder that `write_sums` has ended; None: nothing."""
+    if not (folder / SUMS).is_file():
+        return f"{folder / SUMS} is missing"
     try:
         sums: dict[str, Any] = json.loads((folder / SUMS).read_text(encoding="utf-8"))
         for name, (size, crc) in sums.items():
@@ -236,7 +243,7 @@ def find_damage(folder: Path) -> str | None:
                 return f"{path} is missing"
             if path.stat().st_size != size or checksum(path) != crc:
                 return f"{path} is damaged: it is not what was written"
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return f"{folder / SUMS} is damaged: it is not what was written"
     return None
 

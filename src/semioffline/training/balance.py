@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from semioffline.algorithm.tensors import StepOutput
-from semioffline.storage.files import write_atomically
+from semioffline.storage.files import read_content, write_atomically
 
 STEPS = 10
 """In which it is measured."""
@@ -92,5 +92,5 @@ class Balance:
 
     def load(self, folder: Path) -> None:
         if (folder / FILE).exists():
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            found = json.loads(read_content(folder / FILE))
             self.measured = {name: _Measured(**term) for name, term in found.items()}
