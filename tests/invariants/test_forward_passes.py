@@ -33,6 +33,7 @@ def test_a_thousand_samples_cost_what_two_cost(tiny_policy, tiny_batch, settings
     shown = []
     for many in (2, 1000):
         output, counts = step(policy, batch, settings(num_samples=many))
+        assert 0 < counts.pop("reward_calls") <= many * len(batch)
         assert len(output.completions()) == many * len(batch)
         shown.append(counts)
     two, thousand = shown

@@ -11,7 +11,7 @@ from semioffline.rewards.registry import REWARDS, load_reward
 from semioffline.rewards.rouge import Rouge
 from semioffline.scoring.reward_set import RewardSet
 
-NEEDED = ("name", "signature", "on_device", "single_process")
+NEEDED = ("name", "signature", "on_device", "single_process", "deterministic")
 
 
 def score(completions, brand, **columns):

@@ -382,16 +382,20 @@ def counting(monkeypatch):
     return reward
 
 
-def test_a_built_in_reward_scores_identical_samples_of_a_row_once(policy, tiny_batch, counting):
+def test_identical_samples_of_a_row_are_scored_once(policy, tiny_batch, counting):
     """Of six samples of each of three rows, three are distinct; rows keep their own, for their columns differ."""
     batch = tiny_batch(policy, 3)
     samples = samples_of(batch, 6)
     samples.draws = torch.tensor([20, 21, 20, 22, 21, 20]).expand(3, 6)
     scores = Scorer(policy, RewardSet("counting"))(samples, batch)
     assert counting.seen == [9]
-    direct = RewardSet(counting)  # the same as a callable: nothing is known about it, so it sees every sample
+    direct = RewardSet(counting)  # the same as a callable
     assert torch.equal(Scorer(policy, direct)(samples, batch).rewards, scores.rewards)
-    assert counting.seen == [9, 18]
+    assert counting.seen == [9, 9]
+    counting.deterministic = False
+    direct = RewardSet(counting)
+    assert torch.equal(Scorer(policy, direct)(samples, batch).rewards, scores.rewards)
+    assert counting.seen == [9, 9, 18]
 
 
 # ---- scoring beside the model ----

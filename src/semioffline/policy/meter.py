@@ -68,11 +68,13 @@ class Meter:
         self.counts["inputs"] += number
 
     def per_input(self) -> dict[str, float]:
-        """Averages over the inputs seen. forward_passes: RL rows, or the MLE row for methods that have no RL row."""
+        """Averages over the inputs seen. forward_passes: RL rows, or the MLE row for methods that have no RL row.
+        reward_calls: distinct texts that were scored, where the rewards were computed by the host."""
         inputs = max(self.counts["inputs"], 1)
         rows = self.counts["rl_rows"] or self.counts["mle_rows"]
         names = ("mle_rows", "grad_rows", "encoder_rows", "calls", "tokens")
-        return {"forward_passes": rows / inputs} | {name: self.counts[name] / inputs for name in names}
+        calls = ("reward_calls",) if "reward_calls" in self.counts else ()  # none on a GPU, which reads no texts
+        return {"forward_passes": rows / inputs} | {name: self.counts[name] / inputs for name in (*names, *calls)}
 
 
 def _input_shape(args: tuple, kwargs: dict) -> tuple[int, int]:

@@ -37,6 +37,11 @@ class Reward(Protocol):
     def single_process(self) -> bool:
         """Whether it must not run in several processes at once."""
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether the value depends on the text and its row alone: identical texts of an input are then scored once.
+        False for a judge that answers differently each time, or a reward that compares the texts of a call."""
+
     def __call__(self, *args: Any, **columns: Any) -> Any: ...
 
 
@@ -56,6 +61,7 @@ class BaseReward(ABC):
 
     on_device: bool = False
     single_process: bool = False
+    deterministic: bool = True
 
     @property
     @abstractmethod
@@ -76,6 +82,7 @@ class WrappedReward(BaseReward):
         self.function = self.__wrapped__ = function  # `inspect.signature` looks for the second
         self.on_device = getattr(function, "on_device", False)
         self.single_process = getattr(function, "single_process", False)
+        self.deterministic = getattr(function, "deterministic", True)
 
     @property
     def name(self) -> str:
@@ -136,6 +143,7 @@ def _check(given: RewardFunction) -> None:
         ("signature", str, "a text"),
         ("on_device", bool, "True or False"),
         ("single_process", bool, "True or False"),
+        ("deterministic", bool, "True or False"),
     ):
         value = getattr_static(given, attribute, None)
         if callable(value) or not (value is None or isinstance(value, kind) or hasattr(value, "__get__")):

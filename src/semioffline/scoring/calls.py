@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from semioffline.errors import UserError, short
 from semioffline.rewards.containment import Contained
@@ -82,20 +82,50 @@ def _message(error: BaseException) -> str:
         return f"(its message cannot be made: {type(another).__name__})"
 
 
-def call_once(
-    name: str, function: Reward, columns: dict[str, list], rows: Sequence[int], timeout: float | None = None
-) -> list[float]:
-    """The checked values of a function of the row and the text: identical samples of a row are scored once."""
-    places: dict[tuple[int, str], int] = {}
-    numbers = [places.setdefault(key, len(places)) for key in zip(rows, columns["completions"], strict=True)]
+class Distinct(NamedTuple):
+    """The samples to score, without those that repeat another one of their row."""
+
+    columns: dict[str, list]
+    numbers: list[int] | None
+    """For each of all samples, which of these it is; None: they are all of them."""
+
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """A value for each of all samples, given those of the distinct ones."""
+        return list(values) if self.numbers is None else [values[number] for number in self.numbers]
+
+
+def find_distinct(function: Reward, columns: dict[str, list], rows: Sequence[int]) -> Distinct:
+    """Samples that differ for a reward function: all of them if it is not deterministic. Texts of equal characters
+    differ by their tokens for one that names `completion_ids`."""
+    if not function.deterministic:
+        return Distinct(columns, None)
+    keys: Iterable[Any] = zip(rows, columns["completions"], strict=True)
+    if "completion_ids" in columns and "completion_ids" in parameters(function):
+        keys = zip(rows, map(tuple, columns["completion_ids"]), columns["completions"], strict=True)
+    places: dict[Any, int] = {}
+    numbers = [places.setdefault(key, len(places)) for key in keys]
     if len(places) == len(numbers):
-        return check(name, call(name, function, columns, timeout), columns["completions"])
+        return Distinct(columns, None)
     first: dict[int, int] = {}
     for at, number in enumerate(numbers):
         first.setdefault(number, at)
-    distinct = {key: [values[at] for at in first.values()] for key, values in columns.items()}
-    out = check(name, call(name, function, distinct, timeout), distinct["completions"])
-    return [out[number] for number in numbers]
+    return Distinct({key: [values[at] for at in first.values()] for key, values in columns.items()}, numbers)
+
+
+def parameters(function: Reward) -> set[str]:
+    """The arguments that a function names."""
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of an object that Python cannot look into
+        return set()
+
+
+def call_once(
+    name: str, function: Reward, columns: dict[str, list], rows: Sequence[int], timeout: float | None = None
+) -> list[float]:
+    """The checked values of a built-in reward: identical samples of a row are scored once."""
+    once = find_distinct(function, columns, rows)
+    return once.spread(check(name, call(name, function, once.columns, timeout), once.columns["completions"]))
 
 
 def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
@@ -149,6 +179,6 @@ def _number(name: str, at: int, value: Any, text: str) -> float:
 
 def columns_for(functions: Iterable[Reward], columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Those columns of the rows that the functions name in their signatures."""
-    named = {name for function in functions for name in inspect.signature(function).parameters}
+    named = {name for function in functions for name in parameters(function)}
     named |= {"prompt"} if "prompts" in named else set()
     return {name: values for name, values in columns.items() if name in named}

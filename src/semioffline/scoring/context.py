@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from semioffline.rewards.contract import Reward
+from semioffline.scoring.calls import Distinct, parameters
 from semioffline.storage.untrusted import check_name
 
 
@@ -24,13 +24,16 @@ class RewardContext:
         """state: gives the trainer's state, which is another object after a resume."""
         self._state, self._follows = state, True
 
-    def arguments(self, function: Reward) -> dict[str, Any]:
-        """By name, those that this function takes."""
-        every = {"trainer_state": self._state(), "log_metric": self.log_metric, "log_extra": self.log_extra}
-        try:
-            named = inspect.signature(function).parameters
-        except (TypeError, ValueError):  # of an object that Python cannot look into
-            return {}
+    def arguments(self, function: Reward, once: Distinct) -> dict[str, Any]:
+        """By name, those that this function takes when it is called with these samples."""
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            given = list(values)
+            whole = len(given) == len(once.columns["completions"])
+            self.log_extra(column, once.spread(given) if whole else given)
+
+        every = {"trainer_state": self._state(), "log_metric": self.log_metric, "log_extra": log_extra}
+        named = parameters(function)
         return {name: value for name, value in every.items() if name in named}
 
     def log_metric(self, name: str, value: float) -> None:

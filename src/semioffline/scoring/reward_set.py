@@ -14,7 +14,7 @@ from semioffline.errors import UserError
 from semioffline.rewards.contract import Reward
 from semioffline.rewards.registry import FAMILIES
 from semioffline.scoring.awaiting import await_all
-from semioffline.scoring.calls import call, call_once, check, own_copy
+from semioffline.scoring.calls import Distinct, call, check, find_distinct, own_copy
 from semioffline.scoring.context import RewardContext
 from semioffline.scoring.named import find_reward, reward_names
 from semioffline.storage.untrusted import check_name
@@ -39,6 +39,8 @@ class RewardSet:
         tokenizers += [None] * (len(given) - len(tokenizers))
         loaded = [find_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
         self.timeout = timeout
+        self.calls = 0
+        """Number of texts that were scored in the last call: of the function that scored most."""
         self.context = RewardContext()
         self.sources = [source for source in given if isinstance(source, str)]
         """Those that were given by name, as they were given."""
@@ -79,26 +81,26 @@ class RewardSet:
     ) -> dict[str, list[float]]:
         """Each function's values, checked, except for those in `but`.
 
-        rows: the input that each sample belongs to; what is a function of input and text alone then scores identical
-        samples once.
+        rows: the input that each sample belongs to; identical samples of an input are then scored once, by functions
+        that are deterministic.
         """
-        texts = columns["completions"]
         results: dict[str, list[float]] = {}
         waiting: dict[str, Awaitable[object]] = {}
+        asked: dict[str, Distinct] = {}
         for name, function in self.functions.items():
             if name in but:
                 continue
-            if rows is not None and name in self.built_in:
-                results[name] = call_once(name, function, columns, rows, self.timeout)
-                continue
-            out = call(name, function, own_copy(columns) | self.context.arguments(function), self.timeout)
+            once = asked[name] = Distinct(columns, None) if rows is None else find_distinct(function, columns, rows)
+            given = once.columns if rows is not None and name in self.built_in else own_copy(once.columns)
+            out = call(name, function, given | self.context.arguments(function, once), self.timeout)
             if inspect.isawaitable(out):
                 waiting[name] = out
             else:
-                results[name] = check(name, out, texts)
-        if waiting:
-            results |= {name: check(name, out, texts) for name, out in await_all(waiting, self.timeout).items()}
-        return {name: results[name] for name in self.functions if name in results}
+                results[name] = check(name, out, once.columns["completions"])
+        for name, out in await_all(waiting, self.timeout).items() if waiting else ():
+            results[name] = check(name, out, asked[name].columns["completions"])
+        self.calls = max((len(once.columns["completions"]) for once in asked.values()), default=0)
+        return {name: asked[name].spread(results[name]) for name in self.functions if name in results}
 
 
 def check_names(given: list[str]) -> None:

@@ -133,6 +133,7 @@ class Scorer:
         self._replay = replay
         self._summarise = _summarise if replay is None else replay(_summarise)
         self._lock = threading.Lock()  # reward functions are called one at a time
+        self._calls = 0  # texts that they were called with, the last time
         self.workers = workers if reward_set.built_in and policy.tokens.tokenizer.is_fast else 0
 
     def start_workers(self) -> None:
@@ -214,7 +215,9 @@ class Scorer:
     def _score(self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch) -> Scores:
         """wait: gives the draws, group after group, when they are there."""
         with self._lock:
+            self._calls = 0
             draws, started, parts = self._values(groups, wait, batch)
+            self.policy.meter.counts["reward_calls"] += self._calls or distinct_samples(groups, draws)
         rewards = torch.from_numpy(self.reward_set.add(parts)).float().view(len(batch), -1)
         seconds = time.perf_counter() - started
         return Scores(send(rewards, batch.index.device), parts, lambda: self._decode(groups, draws), seconds)
@@ -269,7 +272,9 @@ class Scorer:
             columns = repeat(batch.columns, [many] * len(batch)) | {"completions": texts}
         else:
             columns = reward_columns(batch.columns, texts, _token_lists(groups, draws), many)
-        return {**self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)}
+        values = self.reward_set.call(columns, [b for b in range(len(batch)) for _ in range(many)], but)
+        self._calls = self.reward_set.calls
+        return {**values}
 
     @cached_property
     def _host_rewards(self) -> dict[str, HostRouge]:
@@ -323,6 +328,15 @@ def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
     ends = hidden.sum(1).cumsum()
     rows = [np.arange(ends[at] - len(group.places), ends[at]) for at, group in zip(masks, groups, strict=True)]
     return groups, np.concatenate(rows)
+
+
+def distinct_samples(groups: list[Group], draws: np.ndarray) -> int:
+    """How many samples differ in their tokens from the others of their row: what rewards that read no texts score."""
+    found = set()
+    for group, own in zip(groups, deal(groups, draws), strict=True):
+        same = (group.row, group.static.tobytes(), group.places.tobytes())
+        found |= {(*same, sample.tobytes()) for sample in np.ascontiguousarray(own.T)}
+    return len(found)
 
 
 def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
