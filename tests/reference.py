@@ -29,7 +29,7 @@ def reinforce_dense(
 def trained_loss(drawn_logits: Tensor, rows: Tensor, advantages: Advantages, loss_scale: str = "token") -> Tensor:
     """The loss that trains, with rewards that are there."""
     counts = masked_counts(rows, len(advantages.counts))
-    return reinforce(drawn_logits, rows, lambda: sample_weights(advantages, counts, loss_scale), ready=True).total
+    return reinforce(drawn_logits, lambda: sample_weights(advantages, counts, loss_scale)[rows], ready=True).total
 
 
 def log_p_alone(policy: Policy, batch: Batch, row: int, ids: list[int], shown: list[int] | None = None) -> Tensor:

@@ -207,7 +207,7 @@ def test_a_loss_whose_rewards_come_late_is_the_printed_one(scale, baseline, loss
     expected = reinforce_dense(dense, draws, rows, given, loss_scale)
     expected.backward()
     counts = torch.tensor([3, 1, 4])
-    loss = reinforce(late.gather(1, draws), rows, lambda: sample_weights(given, counts, loss_scale))
+    loss = reinforce(late.gather(1, draws), lambda: sample_weights(given, counts, loss_scale)[rows])
     assert loss.total.item() == 0.0
     loss.total.backward()
     assert loss.value().item() == pytest.approx(expected.item(), abs=1e-5)

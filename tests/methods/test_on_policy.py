@@ -56,14 +56,14 @@ NOT_THE_POLICYS = {"bad_words_ids", "suppress_tokens", "forced_bos_token_id", "f
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """For each step of sampling, the log-probabilities with which its tokens were drawn."""
     seen: list[torch.Tensor] = []
-    real = sampling._draw
+    real = sampling.invert
 
     def draw(probabilities: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         ids = real(probabilities, uniforms)
         seen.append(probabilities.gather(1, ids).log().squeeze(1))
         return ids
 
-    monkeypatch.setattr(sampling, "_draw", draw)
+    monkeypatch.setattr(sampling, "invert", draw)
     return seen
 
 

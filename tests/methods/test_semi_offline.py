@@ -360,6 +360,7 @@ def test_samples_end_where_the_end_token_was_drawn(tiny_policy, tiny_batch, sett
         seen.extend(zip(completions, completion_ids, strict=True))
         return uneven(completions)
 
+    reward.deterministic = False  # to see every sample
     monkeypatch.setattr(policy, "forward", stop)
     args = settings(num_samples=K, mask_rate=0.5, eos_after=3)
     load_method(args).step(policy, batch, Scorer(policy, RewardSet(reward)), RANDOMNESS)

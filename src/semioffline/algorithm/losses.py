@@ -77,7 +77,7 @@ def sample_weights(advantages: Advantages, masked: Tensor, loss_scale: LossScale
     return advantages.values / divisors.clamp(min=1)[:, None]
 
 
-def reinforce(drawn_logits: Tensor, rows: Tensor, weights: Callable[[], Tensor], ready: bool = False) -> DeferredSum:
+def reinforce(drawn_logits: Tensor, weights: Callable[[], Tensor], ready: bool = False) -> DeferredSum:
     """The RL loss of semi-offline RL, summed over rows (section 3.3 of the paper, simplified as explained below):
 
         L_RL = - sum_b sum_k w_bk sum_{t masked} log p(a_t^k | o_t) = - sum_b sum_k w_bk sum_{t masked} z_t[a_t^k]
@@ -89,11 +89,11 @@ def reinforce(drawn_logits: Tensor, rows: Tensor, weights: Callable[[], Tensor],
 
     Args:
         drawn_logits: (M, K) z_t[a_t^k] / temperature at the M masked positions.
-        rows: (M,) the row of each position.
-        weights: gives w (B, K), see `sample_weights`; it may wait for rewards.
+        weights: gives (M, K) w of each position's row, see `sample_weights`; it may wait for rewards. Other weights
+            whose sum over a position is 0, such as those of `swap_coefficients`, are as good.
         ready: whether the rewards are there, so that `weights` does not wait.
     """
-    return DeferredSum(lambda: [-weights()[rows]], drawn_logits, ready=ready)
+    return DeferredSum(lambda: [-weights()], drawn_logits, ready=ready)
 
 
 def _count(places: Tensor, number: int) -> Tensor:

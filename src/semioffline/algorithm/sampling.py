@@ -69,11 +69,12 @@ def draw(z: Tensor, uniforms: Tensor) -> Draws:
     all K draws.
     """
     probabilities = z.softmax(1)
-    ids = _draw(probabilities, uniforms)
+    ids = invert(probabilities, uniforms)
     return Draws(ids, torch.special.entr(probabilities).sum(1), probabilities.gather(1, ids))
 
 
-def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+def invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """(N, V) weights, (N, K) uniforms -> (N, K) draws, by inverting the distribution function."""
     cumulative = probabilities.cumsum(1)
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
@@ -103,7 +104,7 @@ class DrawsProcessor:
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         self.uniforms = send(self.uniforms, scores.device)
         z = sampling_logits(scores, scores > -torch.inf, *self.settings)
-        drawn = _draw(z.softmax(1), self.uniforms[:, self.position, None])
+        drawn = invert(z.softmax(1), self.uniforms[:, self.position, None])
         self.position += 1
         chosen = torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
         return chosen.masked_fill_(scores.isnan().any(1, keepdim=True), torch.nan)  # `generate` refuses them

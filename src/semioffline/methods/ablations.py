@@ -17,8 +17,9 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import complete, draw, draw_uniforms, drawn_log_p, sampling_logits
 from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
 from semioffline.errors import UserError
-from semioffline.methods.semi_offline import Drawn, SemiOfflineConfig
 from semioffline.methods.semi_offline import Method as SemiOffline
+from semioffline.methods.semi_offline import SemiOfflineConfig
+from semioffline.methods.shared.estimator import Drawn
 from semioffline.methods.shared.frozen import predict_only
 from semioffline.methods.shared.mle import masked_target_row
 from semioffline.policy.policy import Policy
@@ -43,6 +44,8 @@ class AblationsConfig(SemiOfflineConfig):
         found = super().problems()
         if self.eos_after is not None and self.observation == "full":
             found.append("eos_after with observation='full': its samples keep the length of the static target")
+        if self.estimator == "counterfactual" and self.observation == "full":
+            found.append("estimator='counterfactual' with observation='full': each sample has distributions of its own")
         return found
 
 

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
+from semioffline.algorithm.counterfactual import swap_coefficients
 from semioffline.algorithm.losses import Advantages, advantages, reinforce, sample_weights
 from semioffline.algorithm.masking import choose_hidden, cover, mask_uniforms, with_end
 from semioffline.algorithm.randomness import Randomness
-from semioffline.algorithm.sampling import allow_end, complete, draw, draw_uniforms, sampling_logits
-from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, StepOutput, Term, Text, send
+from semioffline.algorithm.sampling import allow_end, complete, sampling_logits
+from semioffline.algorithm.tensors import Batch, Observation, Row, StepOutput, Term, Text, send
 from semioffline.config import StaticTarget
 from semioffline.cuda.functions import Replayed
 from semioffline.data.examples import Examples, choose_static
 from semioffline.methods.shared.base import RLMethod
 from semioffline.methods.shared.completions import SampleLog
+from semioffline.methods.shared.estimator import Drawn, EstimatorSettings, draw_tokens
 from semioffline.methods.shared.mle import masked_target_row, mle_term
 from semioffline.methods.shared.schedule import scheduled_rate, training_steps
-from semioffline.methods.shared.settings import GroupSettings, MaskingSettings
+from semioffline.methods.shared.settings import MaskingSettings
 from semioffline.policy.policy import Policy
 from semioffline.scoring.scorer import Scorer
 
 
 @dataclass
-class SemiOfflineConfig(MaskingSettings, GroupSettings):
+class SemiOfflineConfig(MaskingSettings, EstimatorSettings):
     """Settings of `semi_offline`: K samples from one forward pass over a masked text.
 
     Example:
@@ -35,17 +37,6 @@ class SemiOfflineConfig(MaskingSettings, GroupSettings):
     """
 
     method: ClassVar[str] = "semi_offline"
-
-
-class Drawn(NamedTuple):
-    """K samples, which differ at the M masked positions, and the entropy of the distributions they were drawn from."""
-
-    samples: Samples
-    logits: Tensor
-    """(M, K) logits of the drawn tokens / temperature, with gradient. Samples without shared distributions: log p."""
-    entropy: Tensor
-    probabilities: Tensor
-    """(M, K) of the drawn tokens."""
 
 
 class Method(RLMethod[SemiOfflineConfig]):
@@ -83,10 +74,13 @@ class Method(RLMethod[SemiOfflineConfig]):
         masked_counts = send(observation.hidden.sum(1), drawn.logits.device)  # (B,)
         rows = drawn.samples.places[0]
 
-        def weights() -> Tensor:
-            return self._weights(scores.rewards.to(masked_counts.device), masked_counts)
+        def coefficients() -> Tensor:
+            rewards = scores.rewards.to(masked_counts.device)
+            if drawn.swaps:
+                return swap_coefficients(drawn.swaps, rewards, rows, masked_counts, config.loss_scale)
+            return self._weights(rewards, masked_counts)[rows]
 
-        rl = reinforce(drawn.logits, rows, weights, scores.ready)
+        rl = reinforce(drawn.logits, coefficients, scores.ready)
         # Backward visits the newest term first: the MLE term, while rewards are still computed.
         mle = mle_term(mle_logits, batch, config.label_smoothing_factor)
 
@@ -135,11 +129,11 @@ class Method(RLMethod[SemiOfflineConfig]):
         if config.eos_after is not None:
             end_id = policy.tokens.eos_id
             allowed = allow_end(allowed, static, observation, end_id, config.eos_after)
-        uniforms = draw_uniforms(observation, batch.index, config.num_samples, randomness, "draw")
         z = sampling_logits(logits, allowed, config.temperature, config.top_k, config.top_p)
-        draws, entropy, probabilities = draw(z, uniforms)
-        drawn_logits = logits.gather(1, draws) / config.temperature  # no softmax: see `reinforce`
-        return Drawn(complete(static, observation, draws, end_id), drawn_logits, entropy, probabilities)
+        drawn, swaps = draw_tokens(z, observation, batch.index, config, randomness)
+        drawn_logits = logits.gather(1, drawn.ids) / config.temperature  # no softmax: see `reinforce`
+        samples = complete(static, observation, drawn.ids, end_id)
+        return Drawn(samples, drawn_logits, drawn.entropy, drawn.probabilities, swaps)
 
     def _advantages(self, rewards: Tensor) -> Advantages:
         return advantages(rewards, self.config.baseline, self.config.scale_rewards)
