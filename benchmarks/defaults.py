@@ -1,10 +1,12 @@
-"""Choose the default weight (and learning rate) of semi-offline RL on validation data. No test split is read.
+"""Choose the default weight and learning rate of semi-offline RL on validation data. No test split is read.
 
 python -m benchmarks.defaults --model FLAN_T5_SMALL --data_dir DATA --output_dir runs/defaults
 
 DATA has a folder for each task (commongen, samsum, scitldr); `ads` needs none and has its tiny model. Each task is
-fine-tuned with masks once. Every variant then is `semioffline.run` from that checkpoint: one half of the validation
-rows chooses the checkpoint of the RL stage, the other half measures it. Stopped and started again it goes on.
+fine-tuned with masks once, for as many steps as `semioffline run` plans for 20 minutes on two CPU cores. Every variant
+then is `semioffline.run` from that checkpoint: one half of the validation rows chooses the checkpoint of the RL stage,
+the other half measures it. More M-FT from the same checkpoint is measured once per task. Results that are complete are
+kept when the script is started again; --jobs runs several variants at a time.
 
 defaults.json has, for each task and variant, the reward before and after, the paired difference, and the metrics that
 were not rewarded; and for each variant the share of the best variant's gain that it has, the mean over tasks and the
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +26,16 @@ from typing import Any
 from semioffline.cli.demo import tiny_policy
 from semioffline.data.options import DataOptions
 from semioffline.data.splits import load_splits
-from semioffline.experiments.job_results import INITIAL, MFT, RESULT, JobResult
+from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT, RESULT, JobResult
 from semioffline.experiments.provenance import commit
 from semioffline.experiments.whole_job import run
 from semioffline.printing import say
 from semioffline.storage.files import make_folder, write_atomically
 from semioffline.training.run_folder import versions
 
-TASKS = ("ads", "commongen", "samsum", "scitldr")
+STEPS = {"ads": (300, 150, 200), "commongen": (445, 220, 330), "samsum": (90, 60, 80), "scitldr": (60, 45, 60)}
+"""task -> steps of M-FT, of RL, and of more M-FT for about the same time."""
+OF_ADS = {"batch_size": 32, "num_samples": 32}
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,9 @@ class Measured:
     before: float
     after: float
     ahead: dict[str, float]
-    """mean, low, high and p of the paired difference"""
+    """mean, low, high and p of the paired difference from the initial checkpoint"""
+    over_more_mft: float
+    """Mean difference from more M-FT."""
     others: dict[str, list[float]]
     """metric -> before and after"""
     static_target: str
@@ -71,48 +79,48 @@ def read_rows(task: str, options: argparse.Namespace) -> dict[str, Any]:
     return parts | {"validation": dev.select(range(half)), "test": dev.select(range(half, 2 * half))}
 
 
-def train_start(task: str, rows: dict[str, Any], options: argparse.Namespace, folder: Path) -> Path:
-    """The M-FT checkpoint of a task, by a job whose RL stage is one step."""
-    steps: dict[str, Any] = {} if options.mft_steps is None else {"mft_steps": options.mft_steps}
-    own: dict[str, Any] = {"mft_steps": 300, "mft_learning_rate": 2e-3, "batch_size": 32} if task == "ads" else {}
-    run(
+def train_start(task: str, options: argparse.Namespace) -> float:
+    """The M-FT checkpoint of a task, and the reward of more M-FT: a job whose RL stage is one step."""
+    first, _, more = STEPS[task]
+    own: dict[str, Any] = {"mft_learning_rate": 2e-3, **OF_ADS} if task == "ads" else {}
+    result = run(
         tiny_policy(0) if task == "ads" else options.model,
-        rows,
-        output_dir=folder,
+        read_rows(task, options),
+        output_dir=Path(options.output_dir) / task / "start",
         task=task,
         device=options.device,
+        mft_steps=first,
         rl_steps=1,
-        more_mft_steps=0,
+        more_mft_steps=more,
         static_target="ground_truth",
-        minutes=options.minutes,
-        **own | steps,
+        **own,
     )
-    return folder / MFT / "model"
+    assert result is not None
+    return result.models[MORE_MFT].metrics["reward"].mean
 
 
-def measure(task: str, rows: dict[str, Any], start: Path, variant: Variant, options: argparse.Namespace) -> Measured:
+def measure(task: str, variant: Variant, more_mft: float, options: argparse.Namespace) -> Measured:
     """One variant from the checkpoint of its task."""
-    base = 1e-3 if task == "ads" else options.rl_learning_rate
     folder = Path(options.output_dir) / task / variant.label
-    own: dict[str, Any] = {"batch_size": 32, "num_samples": 32} if task == "ads" else {}
     result = run(
-        start,
-        rows,
+        Path(options.output_dir) / task / "start" / MFT / "model",
+        read_rows(task, options),
         output_dir=folder,
         task=task,
         device=options.device,
         mft_steps=0,
         more_mft_steps=0,
-        rl_steps=options.rl_steps,
+        rl_steps=STEPS[task][1],
         rl_ratio=variant.ratio,
-        rl_learning_rate=base * variant.rate,
-        **own,
+        rl_learning_rate=(1e-3 if task == "ads" else options.rl_learning_rate) * variant.rate,
+        **(OF_ADS if task == "ads" else {}),
     )
     assert result is not None
-    return read_result(result, json.loads((folder / "static_target.json").read_text(encoding="utf-8"))["target"])
+    target = json.loads((folder / "static_target.json").read_text(encoding="utf-8"))["target"]
+    return read_result(result, target, more_mft)
 
 
-def read_result(result: JobResult, target: str) -> Measured:
+def read_result(result: JobResult, target: str, more_mft: float) -> Measured:
     before, after = result.models[INITIAL], result.models[RESULT]
     difference = before.difference
     assert difference is not None
@@ -120,6 +128,7 @@ def read_result(result: JobResult, target: str) -> Measured:
         before=before.metrics["reward"].mean,
         after=after.metrics["reward"].mean,
         ahead={name: float(value) for name, value in asdict(difference).items()},
+        over_more_mft=after.metrics["reward"].mean - more_mft,
         others={name: [before.metrics[name].mean, one.mean] for name, one in after.metrics.items()},
         static_target=target,
         seconds=after.seconds,
@@ -146,35 +155,42 @@ def write(found: dict[str, dict[str, Measured]], folder: Path) -> None:
     write_atomically(folder / "defaults.json", json.dumps(told | {"about": about}, indent=1))
 
 
+def measure_all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, Measured]]:
+    """Every variant on every task, in --jobs processes; defaults.json is written after each."""
+    variants = [Variant(ratio, rate) for rate in options.rates for ratio in options.ratios]
+    found: dict[str, dict[str, Measured]] = {task: {} for task in options.tasks}
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        starts = {pool.submit(train_start, task, options): task for task in options.tasks}
+        pending: dict[Future[Measured], tuple[str, Variant]] = {}
+        for start in as_completed(starts):
+            task = starts[start]
+            for variant in variants:
+                pending[pool.submit(measure, task, variant, start.result(), options)] = (task, variant)
+        for future in as_completed(pending):
+            task, variant = pending[future]
+            found[task][variant.label] = future.result()
+            say(f"== {task}: {variant.label}: {found[task][variant.label]}")
+            write(found, folder)
+    return found
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="flan-t5-small, for all tasks but ads")
     parser.add_argument("--data_dir", help="folder with a folder for each task")
     parser.add_argument("--output_dir", required=True)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--tasks", nargs="+", default=list(STEPS), choices=STEPS)
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.3, 1, 3, 10])
-    parser.add_argument("--rates", nargs="+", type=float, default=[1], help="times --rl_learning_rate")
+    parser.add_argument("--rates", nargs="+", type=float, default=[1, 3, 10], help="times --rl_learning_rate")
     parser.add_argument("--rl_learning_rate", type=float, default=5e-5, help="of flan-t5-small; ads has 1e-3")
-    parser.add_argument("--rl_steps", type=int, default=150)
-    parser.add_argument("--mft_steps", type=int, help="as `run` decides when not given")
-    parser.add_argument("--minutes", type=float, default=20.0, help="of `run`, for the M-FT stage")
-    parser.add_argument("--limit", type=int, default=3000, help="training rows")
-    parser.add_argument("--validation_rows", type=int, default=200, help="rows of each half")
+    parser.add_argument("--limit", type=int, default=8000, help="training rows")
+    parser.add_argument("--validation_rows", type=int, default=300, help="rows of each half")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1, help="variants at a time")
     options = parser.parse_args(argv)
     folder = Path(options.output_dir)
     make_folder(folder)
-    found: dict[str, dict[str, Measured]] = {}
-    for task in options.tasks:
-        rows = read_rows(task, options)
-        start = train_start(task, rows, options, folder / task / "start")
-        found[task] = {}
-        for variant in [Variant(ratio, rate) for rate in options.rates for ratio in options.ratios]:
-            say(f"== {task}: {variant.label}")
-            found[task][variant.label] = measure(task, rows, start, variant, options)
-            write(found, folder)
-    summary = shares(found)
-    for label, share in summary.items():
+    for label, share in shares(measure_all(options, folder)).items():
         say(f"{label}: {share['mean']:.2f} of the best gain on average, {share['lowest']:.2f} at least")
 
 
