@@ -1,6 +1,7 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
 # make campaign: all faults and bad inputs that a part of is in make test; docs/reliability.json is their table.
-# make tables: fill the tables of README.md and docs from the JSON results that they name, and draw the pictures.
+# make tables: fill the tables of README.md and docs from the JSON results that they name, draw the pictures,
+#   and write the settings that --help lists.
 # make docs: build the documentation site, strictly, into build/site.
 # make tutorial: run the tutorial as a reader does.
 PYTHON ?= python3
@@ -22,6 +23,7 @@ campaign: .venv/ready
 tables: .venv/ready
 	$(BIN)/python -m benchmarks.pages README.md docs
 	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python -m benchmarks.help_lines
 
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from semioffline.cli.compare_options import TYPES, CompareOptions, method_config, read_command
-from semioffline.cli.options import as_flags, default_metrics, parse, wants_help
+from semioffline.cli.help import wants_help
+from semioffline.cli.options import as_flags, default_metrics, parse
 from semioffline.cli.prepare import prepare, seconds_before
 from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about

@@ -1,36 +1,94 @@
-"""The help of a command, made from the fields of its dataclasses: one line for each setting, in groups."""
+"""The help of a command: one line for each setting, in groups, made from the fields of its dataclasses.
+
+Importing these takes seconds, most of it torch and Transformers. So help.json has the settings of every command, as
+`make tables` wrote them, and a test says when it is out of date. With another version of Transformers, which has other
+settings, it is not used.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from transformers import TrainingArguments
+from semioffline.printing import is_terminal, say
 
-from semioffline.config import TRANSFORMERS
-from semioffline.printing import say
-
+KNOWN = Path(__file__).with_name("help.json")
+WORDS = {"-h", "--help", "--help-all"}
+DEFAULT_METHOD = "semi_offline"
+"""What `train --help` is about."""
 _OTHER = "Transformers' other settings"
 _FIRST = ("Data", "Model", "Reward")
 _LAST = ("Text", "Training", "Evaluation", "Log", "Speed and memory", "Advanced", _OTHER)
 _RARE = ("Advanced", _OTHER)
+_NARROWEST = 20
+"""Characters of a terminal that an explanation needs to be broken into lines beside its flag."""
 
 
-def print_help(command: str, types: Sequence[type], everything: bool = False) -> None:
-    """Print a command's settings. everything: also those that are rarely needed."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for item in [item for kind in types for item in fields(kind) if item.init]:
-        groups.setdefault(_group(item), []).append((f"--{item.name}", _explanation(item)))
+class Line(NamedTuple):
+    """One setting."""
+
+    group: str
+    flag: str
+    text: str
+
+
+def wants_help(argv: list[str]) -> bool:
+    return bool(WORDS & set(argv))
+
+
+def print_known_help(argv: list[str]) -> bool:
+    """Print the help that this command line asks for, if help.json has it: nothing slow is imported."""
+    asked = argv[:1] if argv[0] != "train" else ["train", argv[1] if argv[1] not in WORDS else DEFAULT_METHOD]
+    if not KNOWN.exists() or (known := json.loads(KNOWN.read_bytes()))["transformers"] != transformers_version():
+        return False
+    command = known["commands"].get(" ".join(asked))
+    if command is None:
+        return False
+    print_help(command["usage"], [Line(*known["lines"][n]) for n in command["lines"]], "--help-all" in argv)
+    return True
+
+
+def transformers_version() -> str:
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return ""
+
+
+def print_help(usage: str, lines: Sequence[Line], everything: bool = False) -> None:
+    """Print the settings of a command. everything: also those that are rarely needed."""
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(line.group, []).append(line)
     rare = sum(len(groups.pop(name, [])) for name in _RARE if not everything)
-    say(f"usage: semioffline {command} [--config RECIPE.yaml] [--setting value ...]")
-    width = max((len(usage) for lines in groups.values() for usage, _ in lines), default=0)
-    for group in sorted(groups, key=_order):
-        say(f"{group}:")
-        for usage, explanation in groups[group]:
-            say(f"  {usage:<{width}}  {explanation}")
+    say(_fitted("usage: ", f"semioffline {usage} [--config RECIPE.yaml] [--setting value ...]"))
+    column = 4 + max((len(line.flag) for group in groups.values() for line in group), default=0)
+    for name in sorted(groups, key=_order):
+        say(f"{name}:")
+        for line in groups[name]:
+            say(_fitted(f"  {line.flag:<{column - 2}}", line.text))
     if rare:
-        say(f"--help-all lists {rare} more, most of them of transformers.TrainingArguments.")
+        say(_fitted("", f"--help-all lists {rare} more, most of them of transformers.TrainingArguments."))
+
+
+def _fitted(start: str, text: str) -> str:
+    """One line; in a terminal, as many as its width asks for."""
+    width = shutil.get_terminal_size().columns
+    if not is_terminal() or width - len(start) < _NARROWEST:
+        return start + text
+    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
+
+
+def lines_of(types: Sequence[type]) -> list[Line]:
+    """The settings of dataclasses."""
+    return [Line(_group(item), f"--{item.name}", _text(item)) for kind in types for item in fields(kind) if item.init]
 
 
 def _order(group: str) -> int:
@@ -42,19 +100,31 @@ def _order(group: str) -> int:
 def _group(item: Field[Any]) -> str:
     if item.metadata.get("group"):
         return item.metadata["group"]
-    if item.name in TRANSFORMERS:
+    if item.name in _transformers_help():
         return "Training"
-    return _OTHER if item.name in _TRAINING_ARGUMENTS else "Options"
+    return _OTHER if item.name in _transformers_names() else "Options"
 
 
-_TRAINING_ARGUMENTS = {item.name for item in fields(TrainingArguments)}
-
-
-def _explanation(item: Field[Any]) -> str:
-    help_text = TRANSFORMERS[item.name][0] if item.name in TRANSFORMERS else item.metadata.get("help") or ""
+def _text(item: Field[Any]) -> str:
+    """What a setting is, and its default."""
+    help_text = _transformers_help().get(item.name) or item.metadata.get("help") or ""
     default = item.default_factory() if item.default_factory is not MISSING else item.default
     default = getattr(default, "value", default)
     if isinstance(default, list):
         default = " ".join(map(str, default))
     shown = "" if default is None or default is MISSING or default == "" else f" [{default}]"
     return " ".join(help_text.split()) + shown
+
+
+@cache
+def _transformers_names() -> set[str]:
+    from transformers import TrainingArguments
+
+    return {item.name for item in fields(TrainingArguments)}
+
+
+@cache
+def _transformers_help() -> dict[str, str]:
+    from semioffline.config import TRANSFORMERS
+
+    return {name: text for name, (text, _) in TRANSFORMERS.items()}

@@ -12,17 +12,13 @@ from typing import Any, Literal
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from semioffline.cli.help import print_help
+from semioffline.cli.help import lines_of, print_help, wants_help
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, short, unknown
 from semioffline.methods.shared.registry import readers
 from semioffline.rewards import meteor
 from semioffline.tasks.registry import Task
-
-
-def wants_help(argv: list[str]) -> bool:
-    return bool({"-h", "--help", "--help-all"} & set(argv))
 
 
 class _Parser(HfArgumentParser):
@@ -76,7 +72,7 @@ def parse(
         shared_recipe: the recipe may also hold settings of other methods, which are not used.
     """
     if wants_help(argv):
-        print_help(command, types, everything="--help-all" in argv)
+        print_help(command, lines_of(types), everything="--help-all" in argv)
         raise SystemExit(0)
     parser = _Parser(types, prog=f"semioffline {command}", allow_abbrev=False, add_help=False)
     names = {action.dest for action in parser._actions}

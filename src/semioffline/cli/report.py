@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from semioffline.cli.options import parse, wants_help
+from semioffline.cli.help import wants_help
+from semioffline.cli.options import parse
 from semioffline.errors import UserError
 from semioffline.printing import say
 from semioffline.storage.files import open_for_writing

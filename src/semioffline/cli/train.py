@@ -9,7 +9,8 @@ from typing import Any
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from semioffline.cli.options import parse, wants_help
+from semioffline.cli.help import DEFAULT_METHOD, wants_help
+from semioffline.cli.options import parse
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.cli.run_folder import about, print_changes, print_metrics
 from semioffline.config import MethodConfig, defining_settings
@@ -39,8 +40,8 @@ class TrainOptions(Options):
 
 
 def run(argv: list[str]) -> None:
-    if argv and argv[0] in ("-h", "--help", "--help-all"):
-        argv = ["semi_offline", argv[0]]
+    if argv and wants_help(argv[:1]):
+        argv = [DEFAULT_METHOD, argv[0]]
     if not argv or argv[0].startswith("-"):
         raise UserError(f"which method? semioffline train METHOD, with METHOD one of {', '.join(method_names())}")
     method, argv = argv[0], argv[1:]
