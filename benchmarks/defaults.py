@@ -28,8 +28,8 @@ from semioffline.data.options import DataOptions
 from semioffline.data.splits import load_splits
 from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT, RESULT, JobResult
 from semioffline.experiments.provenance import commit
-from semioffline.experiments.whole_job import run
 from semioffline.printing import say
+from semioffline.report.job import run
 from semioffline.storage.files import make_folder, write_atomically
 from semioffline.training.run_folder import versions
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from unittest.mock import patch
 
 from semioffline.cli import COMMANDS, command
-from semioffline.cli.help import KNOWN, Line, transformers_version
+from semioffline.cli.help import KNOWN, HelpLine, transformers_version
 from semioffline.methods.shared.registry import method_names
 
 WITHOUT_SETTINGS = {"recipes"}
@@ -18,7 +18,7 @@ WITHOUT_SETTINGS = {"recipes"}
 
 def all_help() -> dict[str, object]:
     """transformers: the version; lines: every line that is different; commands: usage and the numbers of its lines."""
-    numbers: dict[Line, int] = {}
+    numbers: dict[HelpLine, int] = {}
     commands: dict[str, object] = {}
     asked = [[name] for name in COMMANDS if name not in WITHOUT_SETTINGS | {"train"}]
     for words in asked + [["train", name] for name in method_names()]:
@@ -28,7 +28,7 @@ def all_help() -> dict[str, object]:
     return {"transformers": transformers_version(), "lines": list(map(list, numbers)), "commands": commands}
 
 
-def _lines_of_command(words: list[str]) -> tuple[str, list[Line]]:
+def _lines_of_command(words: list[str]) -> tuple[str, list[HelpLine]]:
     with patch("semioffline.cli.options.print_help") as shown, suppress(SystemExit):
         command(words[0])([*words[1:], "--help"])
     usage, lines = shown.call_args.args

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semioffline.config import MethodConfig
-    from semioffline.experiments.whole_job import run
     from semioffline.methods.ablations import AblationsConfig
     from semioffline.methods.actor_critic import ActorCriticConfig
     from semioffline.methods.avg import AvgConfig
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from semioffline.methods.semi_offline import SemiOfflineConfig
     from semioffline.methods.spg import SPGConfig
     from semioffline.policy.policy import Policy
+    from semioffline.report.job import run
     from semioffline.training.trainer import SemiOfflineTrainer
 
 try:
@@ -54,7 +54,7 @@ _HOME = {
     "SelfCriticConfig": "methods.self_critic",
     "SemiOfflineConfig": "methods.semi_offline",
     "SemiOfflineTrainer": "training.trainer",
-    "run": "experiments.whole_job",
+    "run": "report.job",
 }
 __all__ = [
     "AblationsConfig",

@@ -177,7 +177,8 @@ class MethodConfig(TrainingArguments):
     save_total_limit: int | None = setting(
         1,
         "Checkpoints to keep, besides the best one if it is loaded at the end. Each holds weights and optimizer: three "
-        "times the size of the model.",
+        "times the size of the model. The last but one is removed when the last is complete; 2 keeps both, in case the "
+        "disk damages one.",
         "Training",
         STEPS._replace(low=0),
         free=True,

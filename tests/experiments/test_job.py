@@ -297,6 +297,25 @@ def test_rows_in_memory_are_checked(model: str, tmp_path: Path) -> None:
         semioffline.run(model, rows, output_dir=tmp_path / "out", device="cpu")
 
 
+def test_python_leaves_what_the_command_leaves(model: str, tmp_path: Path, capsys: Any) -> None:
+    data, out = write_data(tmp_path / "data"), {name: tmp_path / name for name in ("command", "python")}
+    assert run(model, data, out["command"], mft_steps=0, more_mft_steps=0, static_target="ground_truth") == 0
+    own = SHORT | {"mft_steps": 0, "more_mft_steps": 0, "static_target": "ground_truth"}
+    capsys.readouterr()
+    result = semioffline.run(model, str(data), "rouge1", out["python"], device="cpu", **own)
+    told = capsys.readouterr().out
+    assert result is not None
+    assert told.strip().endswith(f"Report: {out['python'] / 'report.html'}")
+    assert "measur" not in told  # what is timed for the plan has no lines of its own
+    assert told.count("method   ") == 1  # of the one stage that trains
+    files = {n: {str(p.relative_to(f)) for p in f.rglob("*") if p.is_file()} for n, f in out.items()}
+    assert files["python"] == files["command"]
+    texts = {n: json.loads((f / "result.json").read_text())["models"] for n, f in out.items()}
+    for one in (one for models in texts.values() for one in models.values()):
+        del one["seconds"]
+    assert texts["python"] == texts["command"]
+
+
 def test_several_rewards_are_weighted_as_in_training(model: str, tmp_path: Path) -> None:
     rows = {"train": build_rows(24), "validation": build_rows(4, 1), "test": build_rows(6, 2)}
     given = SHORT | {"mft_steps": 0, "more_mft_steps": 0, "reward_weights": [2.0, 1.0], "static_target": "ground_truth"}

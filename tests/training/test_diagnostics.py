@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from semioffline.training.diagnostics import Diagnostics, find_problems
+from semioffline.training.diagnostics import EVAL_RULES, TRAIN_RULES, Diagnostics, find_problems
 
 Log = list[dict[str, float]]
 HEALTHY = {"loss": 1.0, "grad/mle": 1.0, "grad/rl": 2.0, "frac_reward_zero_std": 0.1, "frac_reward_none": 0.0}
@@ -71,6 +71,10 @@ CASES: dict[str, tuple[Log, Log]] = {
         mixed(steps(0.1), looks(0.1, last={"eval_identical": 0.5, "eval_identical_references": 0.4})),
     ),
 }
+
+
+def test_every_rule_has_a_log_that_provokes_it_and_one_that_does_not() -> None:
+    assert CASES.keys() == TRAIN_RULES.keys() | EVAL_RULES.keys()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from semioffline.cli.recipes import Recipe
-from semioffline.cli.run import parse_job, run_and_report
+from semioffline.cli.run import parse_job
+from semioffline.cli.run_folder import about
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError
 from semioffline.experiments.job_options import JobOptions
@@ -17,6 +18,7 @@ from semioffline.experiments.job_results import MFT, JobResult
 from semioffline.experiments.job_results import RESULT as RL
 from semioffline.policy.policy import Policy
 from semioffline.printing import one_line, say
+from semioffline.report.job import in_folder, run_and_report
 from semioffline.storage.files import read_log
 
 DEFAULTS: Recipe = {"task": "ads", "batch_size": 32, "mft_steps": 300, "rl_steps": 150, "eval_steps": 50}
@@ -38,9 +40,10 @@ def run(argv: list[str]) -> None:
         return tiny_policy(options.seed, adapter)
 
     load = build if model.model is None else None
-    result, folder = run_and_report("demo", argv, data, model, options, load)
+    options = in_folder(options, "demo")
+    result = run_and_report(data, model, options, list(options.reward), load, about=about("demo", argv))
     if result is not None and own_task and options.reward == ["click_rate"]:
-        _print_check(data, options, result, folder)
+        _print_check(data, options, result, Path(str(options.output_dir)))
 
 
 def _print_check(data: DataOptions, options: JobOptions, result: JobResult, folder: Path) -> None:

@@ -31,7 +31,7 @@ _NARROWEST = 20
 """Characters of a terminal that an explanation needs to be broken into lines beside its flag."""
 
 
-class Line(NamedTuple):
+class HelpLine(NamedTuple):
     """One setting."""
 
     group: str
@@ -51,7 +51,7 @@ def print_known_help(argv: list[str]) -> bool:
     command = known["commands"].get(" ".join(asked))
     if command is None:
         return False
-    print_help(command["usage"], [Line(*known["lines"][n]) for n in command["lines"]], "--help-all" in argv)
+    print_help(command["usage"], [HelpLine(*known["lines"][n]) for n in command["lines"]], "--help-all" in argv)
     return True
 
 
@@ -62,9 +62,9 @@ def transformers_version() -> str:
         return ""
 
 
-def print_help(usage: str, lines: Sequence[Line], everything: bool = False) -> None:
+def print_help(usage: str, lines: Sequence[HelpLine], everything: bool = False) -> None:
     """Print the settings of a command. everything: also those that are rarely needed."""
-    groups: dict[str, list[Line]] = {}
+    groups: dict[str, list[HelpLine]] = {}
     for line in lines:
         groups.setdefault(line.group, []).append(line)
     rare = sum(len(groups.pop(name, [])) for name in _RARE if not everything)
@@ -86,9 +86,11 @@ def _fitted(start: str, text: str) -> str:
     return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
 
 
-def lines_of(types: Sequence[type]) -> list[Line]:
+def lines_of(types: Sequence[type]) -> list[HelpLine]:
     """The settings of dataclasses."""
-    return [Line(_group(item), f"--{item.name}", _text(item)) for kind in types for item in fields(kind) if item.init]
+    return [
+        HelpLine(_group(item), f"--{item.name}", _text(item)) for kind in types for item in fields(kind) if item.init
+    ]
 
 
 def _order(group: str) -> int:

@@ -204,7 +204,7 @@ def time_both(job: Job, plan: JobPlan, rows: Dataset, policy: Policy, target: st
     rows = rows.select(range(0, len(rows), max(1, len(rows) // number))).select(range(number))
     own = {"output_dir": place, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
     own |= {"metric_for_best_model": None, "eval_on_start": False, "log_completions": False, "logging_steps": 1000}
-    own |= {"disable_tqdm": True, "train_sampling_strategy": "random", "learning_rate": 0.0}
+    own |= {"train_sampling_strategy": "random", "learning_rate": 0.0}
     seconds = []
     for stage, more in ((MFT, {}), (RL, {"static_target": target})):
         args = stage_config(job, plan, stage, StagePlan(5, 0.0, 1), **own, **more)

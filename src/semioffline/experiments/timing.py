@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from semioffline.config import MethodConfig
 from semioffline.cuda.functions import recordings
@@ -128,10 +128,11 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
 
 def time_steps(policy: Policy, rewards: list[Any], args: MethodConfig, rows: Dataset) -> float:
     """Seconds of a step. args: settings with the number of steps to make; the model is trained by them."""
-    trainer = SemiOfflineTrainer(policy, rewards, args, rows)
+    console = Console(heading=(), brief=f"{args.method}: measuring its speed")
+    trainer = SemiOfflineTrainer(policy, rewards, args, rows, callbacks=[console])
     clock = StepClock(0.0)
     trainer.add_callback(clock)
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(Advice)
     trainer.train()
     return clock.measured().seconds_per_step
 

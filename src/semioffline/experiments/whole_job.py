@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from semioffline.data.options import DataOptions, ModelOptions
-from semioffline.data.splits import Splits, load_splits, splits_of
+from semioffline.data.splits import Splits, load_splits
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import paired_difference
 from semioffline.experiments.job import MODEL, Job, find_plan, make_plan, write_plan
@@ -35,53 +34,8 @@ from semioffline.experiments.provenance import Provenance, commit, write_about
 from semioffline.policy.policy import Policy
 from semioffline.printing import say
 from semioffline.scoring.reward_set import RewardSet
-from semioffline.storage.files import whole_folder
 from semioffline.tasks.registry import Task
 from semioffline.training.run_folder import RESULT, open_folder, versions, write_result, write_settings
-
-
-def run(
-    model: Any,
-    data: Any,
-    reward: Any = None,
-    output_dir: str | Path | None = None,
-    processing_class: Any = None,
-    task: str = "files",
-    columns: dict[str, str] | None = None,
-    device: str = "auto",
-    **options: Any,
-) -> JobResult | None:
-    """The whole job, as `semioffline run` does it: look at the data, M-FT where it is needed, static targets where they
-    help, semi-offline RL, and a test against more M-FT for the same time. Called again it goes on where it was stopped.
-
-    Args:
-        model: Hub name, folder, PreTrainedModel, PeftModel or Policy.
-        data: Folder, file or Hub name; or a Dataset, a list of rows, or a dict of these by split.
-        reward: Name, callable, sequence-classification model, or a list of them; the task's own when not given.
-        options: The other flags of `semioffline run`, such as `minutes=10` or `lora_r=8`.
-
-    Returns:
-        The result, which result.json of the output_dir holds, too; None for `dry_run=True`.
-
-    Example:
-        result = run(model="facebook/bart-base", data="data/", reward=my_reward, output_dir="run")
-        print(result.sentence)
-    """
-    in_memory = not isinstance(data, (str, Path))
-    words = [] if columns is None else [f"{ours}={theirs}" for ours, theirs in columns.items()]
-    source = DataOptions(task=task, data_dir=None if in_memory else str(data), columns=words)
-    named = isinstance(model, (str, Path))
-    where = ModelOptions(model=str(model) if named else None, device=device)
-    source.read_by(where.model)
-    defaults = task_defaults(source.load_task())
-    rewards = list(reward) if isinstance(reward, (list, tuple)) else [] if reward is None else [reward]
-    rewards = rewards or list(defaults["reward"])
-    names = [given if isinstance(given, str) else _name_of(given) for given in rewards]
-    wanted = JobOptions(**{**defaults, "reward": names, **options, "output_dir": output_dir and str(output_dir)})
-    if in_memory and words:
-        raise UserError("columns= is for files: rename the columns of rows in memory (Dataset.rename_columns)")
-    load = None if named else partial(_keep_model, model, processing_class)
-    return run_options(source, where, wanted, rewards, splits_of(data) if in_memory else None, load)
 
 
 def task_defaults(task: Task) -> dict[str, Any]:
@@ -100,7 +54,8 @@ def run_options(
     load: Callable[[Path, Any], Policy] | None = None,
     about: Provenance | None = None,
 ) -> JobResult | None:
-    """The job of these options. splits: rows in memory; load: (folder, adapter) -> the model, where it is no name."""
+    """The job of these options, which name a folder. splits: rows in memory; load: (folder, adapter) -> the model,
+    where it is no name."""
     if not rewards:
         raise UserError("which reward? give --reward: a name, file.py:function, module:function or model:NAME")
     if load is None and model.model is None:
@@ -109,7 +64,7 @@ def run_options(
     RewardSet(rewards, options.reward_weights or None, device=device)
     RewardSet(options.eval_metrics)  # a misspelt name is told before anything is done
     splits = load_splits(data, options.seed) if splits is None else splits
-    folder = Path(options.output_dir or f"runs/run-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = Path(str(options.output_dir))
     if not options.dry_run:
         begun = (folder / PLAN).exists() or (folder / INITIAL).exists()
         open_folder(folder, resume=begun)
@@ -194,24 +149,7 @@ def _reward_name(job: Job) -> str:
     return " + ".join(RewardSet(job.rewards, device=job.device).functions)
 
 
-def _name_of(reward: Any) -> str:
-    """Of a reward object, for config.yaml."""
-    return str(getattr(reward, "name", None) or getattr(reward, "__name__", None) or type(reward).__name__)
-
-
 def _title(data: DataOptions, model: ModelOptions) -> str:
     place = data.data_dir or data.train_file
     name = data.task if data.task != "files" else Path(place).name if place else "rows in memory"
     return f"{name}, {Path(model.model).name}" if model.model else name
-
-
-def _keep_model(model: Any, processing_class: Any, folder: Path, adapter: Any) -> Policy:
-    """A model of the user's process: saved once, so that the job can begin with it again and again."""
-    kept = folder / INITIAL / MODEL
-    if not kept.exists():
-        policy = Policy.of(model, processing_class)
-        if not folder.exists():  # --dry_run
-            return policy
-        with whole_folder(kept) as part:
-            policy.save(part)
-    return Policy.load(str(kept), peft_config=adapter)

@@ -216,7 +216,10 @@ def last_complete(folder: Path, needed: tuple[str, ...] = NEEDED) -> str | None:
             return str(path)
         problem = problem or damage
     if problem:
-        raise UserError(f"{problem}, and there is no other checkpoint: remove {paths[-1]} to start from the first step")
+        raise UserError(
+            f"{problem}, and there is no other checkpoint: remove {paths[-1]} to start from the first step, with "
+            "--save_total_limit 2 to keep the one before the last, too"
+        )
     return None
 
 
