@@ -128,6 +128,7 @@ COMPARISONS: dict[str, tuple[str, str, str, int, list[str]]] = {
     "e2e-contexts": ("compare-e2e-contexts", "e2e-flan-t5", "e2e", 6, []),
     "commongen-variants": ("compare-commongen-variants", "commongen-flan-t5", "commongen", 12, []),
     "commongen-length": ("compare-commongen-length", "commongen-flan-t5", "commongen", 10, []),
+    "commongen-offline": ("compare-commongen-offline", "flan-t5", "commongen", 9, []),
     "commongen-steps": ("compare-commongen", "commongen-flan-t5", "commongen", 6, equal_steps({"rl_ratio": 10})),
     "nqg-steps": ("compare-nqg", "nqg-flan-t5", "nqg", 6, equal_steps({"rl_ratio": 10})),
     "e2e-steps": ("compare-e2e", "e2e-flan-t5", "e2e", 6, equal_steps({"rl_ratio": 1})),

@@ -176,6 +176,15 @@ def test_with_a_budget_in_seconds_each_method_is_timed_alone_before_they_run_sid
     assert method["timed"].startswith("alone")
 
 
+def test_with_a_budget_in_steps_the_seconds_are_those_that_were_measured_alone(tmp_path):
+    flags = ("--methods", "semi_offline", "--budget_steps", "2")
+    assert main(["compare", "--output_dir", str(tmp_path), *arguments(*flags, "--only", "timing")]) == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    method = run(tmp_path, *flags, "--jobs", "2")["methods"]["semi_offline"]
+    assert (method["steps"], method["timed"]) == (2, "alone, before the runs")
+    assert method["seconds"] == pytest.approx(2 * plan["semi_offline"]["seconds_per_step"])
+
+
 def test_the_start_may_leave_out_the_inputs_that_methods_train_on(tmp_path):
     """24 inputs, 8 of them left out: the start's three steps of 4 are three quarters of an epoch of the other 16."""
     run(tmp_path, "--budget_steps", "2", "--unseen_inputs", "8", "--static_target", "worst", "--num_candidates", "2")

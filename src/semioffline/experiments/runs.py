@@ -25,7 +25,7 @@ SETTINGS = "settings.json"
 def run_one(plan: Plan, method: str, seed: int) -> None:
     """Train and test one method with one seed. result.json in its folder marks it as done."""
     folder = plan.run_folder(method, seed)
-    timing = time_method(plan, method) if method != START and plan.budget_steps is None else None
+    timing = _timing(plan, method)
     steps = _steps(plan, method, None if timing is None else timing.steps)
     args = plan.settings(method, output_dir=str(folder), seed=seed, max_steps=max(steps, 1), write_result=False)
     make_folder(folder)
@@ -73,6 +73,13 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
     write_atomically(folder / RESULT, json.dumps(result.to_json()))
     del trainer, checkpoint
     free_memory()
+
+
+def _timing(plan: Plan, method: str) -> Timing | None:
+    """A budget in steps needs none: then it is what `--only timing` has measured, if it has."""
+    if method == START or plan.budget_steps is not None:
+        return known_timings(plan).get(method)
+    return time_method(plan, method)
 
 
 def check_finished_run(plan: Plan, method: str, seed: int) -> None:
