@@ -136,8 +136,9 @@ def read_result(result: JobResult, target: str, more_mft: float) -> Measured:
 
 
 def shares(found: dict[str, dict[str, Measured]]) -> dict[str, dict[str, float]]:
-    """variant -> its share of the best variant's gain: the mean over tasks, and the lowest."""
-    labels = [label for label in next(iter(found.values())) if all(label in own for own in found.values())]
+    """variant -> its share of the best variant's gain: the mean over the tasks that have results, and the lowest."""
+    found = {task: own for task, own in found.items() if own}
+    labels = [label for label in next(iter(found.values()), {}) if all(label in own for own in found.values())]
     by_variant: dict[str, list[float]] = {label: [] for label in labels}
     for own in found.values():
         best = max(max(one.ahead["mean"] for one in own.values()), 1e-9)
