@@ -14,13 +14,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from semioffline.algorithm.masking import mask_uniforms
 from semioffline.algorithm.randomness import Randomness
-from semioffline.algorithm.sampling import complete, draw, draw_uniforms, drawn_log_p, sampling_logits
-from semioffline.algorithm.tensors import Batch, Observation, Row, Samples, Text
+from semioffline.algorithm.sampling import complete, draw, draw_uniforms, sampling_logits
+from semioffline.algorithm.tensors import Batch, Observation, Row, Text
 from semioffline.errors import UserError
 from semioffline.methods.semi_offline import Method as SemiOffline
 from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.methods.shared.estimator import Drawn
 from semioffline.methods.shared.frozen import predict_only
+from semioffline.methods.shared.in_turn import draw_in_turn
 from semioffline.methods.shared.mle import masked_target_row
 from semioffline.policy.policy import Policy
 from semioffline.validation import SHARE, setting
@@ -76,7 +77,7 @@ class Method(SemiOffline):
             return super().predict_and_draw(policy, batch, static, observation, randomness)
         target_row = masked_target_row(policy, batch, self.config, randomness)
         if self.config.observation == "full":
-            return self._draw_in_turn(policy, batch, static, observation, target_row, randomness)
+            return draw_in_turn(policy, batch, static, observation, target_row, self.config, randomness)
         masked_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
         if self.config.observation == "pre":
             masked_row = replace(masked_row, added_ids=static.ids.masked_fill(~observation.hidden, -1))
@@ -88,8 +89,6 @@ class Method(SemiOffline):
             [logits] = policy.predict(source, [masked_row])
         return target_logits, self.sample(policy, logits, batch, static, observation, randomness)
 
-    # ---- -Mask ----
-
     def _show_predictions(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> Observation:
@@ -97,63 +96,11 @@ class Method(SemiOffline):
         hidden = observation.hidden
         [logits] = predict_only(policy, batch.source, [Row(static.ids, static.keep_mask, hidden, purpose="rl")])
         uniforms = draw_uniforms(observation, batch.index, 1, randomness, "prediction")
-        draws = draw(self._sampling_logits(policy, logits), uniforms).ids
+        config = self.config
+        z = sampling_logits(logits, policy.allowed, config.temperature, config.top_k, config.top_p)
+        draws = draw(z, uniforms).ids
         predicted = complete(static, observation, draws).ids[:, 0]
         return Observation(torch.where(hidden, predicted, static.ids), hidden)
-
-    def _sampling_logits(self, policy: Policy, logits: Tensor) -> Tensor:
-        config = self.config
-        return sampling_logits(logits, policy.allowed, config.temperature, config.top_k, config.top_p)
-
-    # ---- fully observable ----
-
-    def _draw_in_turn(
-        self,
-        policy: Policy,
-        batch: Batch,
-        static: Text,
-        observation: Observation,
-        target_row: Row,
-        randomness: Randomness,
-    ) -> tuple[Tensor, Drawn]:
-        """Sampling costs K * sum_t M_t passes (Proposition 1); one more, for all samples, gives log p with gradient.
-        Samples do not share distributions, so the normaliser does not cancel and log p is complete."""
-        config = self.config
-        uniforms = draw_uniforms(observation, batch.index, config.num_samples, randomness, "draw")
-        samples, entropy = self._fill_in_turn(policy, batch, static, observation, uniforms)
-        rows = [Row(ids, static.keep_mask, observation.hidden, purpose="grad") for ids in samples.ids.unbind(1)]
-        target_logits, *logits = policy.predict(batch.source, [target_row, *rows])
-        log_p = [
-            drawn_log_p(z, draws, policy.allowed, config.temperature, config.top_k, config.top_p)
-            for z, draws in zip(logits, samples.draws.unbind(1), strict=True)
-        ]
-        shown = torch.stack(log_p, dim=1)
-        return target_logits, Drawn(samples, shown, entropy, shown.detach().exp())
-
-    @torch.no_grad()
-    def _fill_in_turn(
-        self, policy: Policy, batch: Batch, static: Text, observation: Observation, uniforms: Tensor
-    ) -> tuple[Samples, Tensor]:
-        """K samples, position after position, drawn with `uniforms` (M, K); and the entropies (M, K)."""
-        k = uniforms.shape[1]
-        rows, positions = observation.hidden.nonzero(as_tuple=True)  # (M,)
-        turn = observation.hidden.cumsum(1)[rows, positions]  # (M,) its number among the masked positions of its row
-        samples = complete(static, observation, torch.zeros_like(uniforms, dtype=torch.long))
-        ids, entropy = samples.ids, torch.zeros_like(uniforms)  # (B, K, T), (M, K)
-        for now in range(1, int(observation.hidden.sum(1).max()) + 1):
-            at = (turn == now).nonzero().squeeze(1)  # (n,) one masked position of each row that has any left
-            row, position = rows[at], positions[at]
-            length = int(position.max()) + 1
-            wanted = torch.arange(length, device=position.device) == position[:, None]  # (n, length)
-            source = Text(batch.source.ids[row], batch.source.keep_mask[row], batch.source.words[row])
-            keep_mask = static.keep_mask[row, :length]
-            shown = [Row(tokens[:, :length], keep_mask, wanted, "rl") for tokens in ids[row].unbind(1)]
-            logits = torch.stack(predict_only(policy, source, shown), dim=1).flatten(0, 1)  # (n * K, V)
-            draws, spread, _ = draw(self._sampling_logits(policy, logits), uniforms[at].reshape(-1, 1))
-            samples.draws[at] = draws.view(-1, k).to(ids.device)
-            ids[row, :, position] = samples.draws[at]
-            entropy[at] = spread.view(-1, k).to(ids.device)
-        return samples, entropy
 
 
 def add_noise(observation: Observation, text: Text, rate: float, uniforms: Tensor) -> Observation:
