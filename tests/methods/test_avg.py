@@ -60,7 +60,7 @@ def test_an_example_has_the_same_samples_in_every_batch(tiny_policy, tiny_batch,
 
 
 @pytest.mark.parametrize("scale", ["token", "sequence"])
-@pytest.mark.parametrize("kind", ["bart", "llama"])
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
 def test_the_loss_is_what_a_loop_over_samples_gives(tiny_policy, tiny_batch, settings, kind, scale):
     """L_RL = sum_k -(R_k - b) / |y_k|**alpha * sum_t log p(y_t | x, y_<t), each text through the bare model alone."""
     policy = tiny_policy(kind)

@@ -45,7 +45,7 @@ def test_ties_make_no_pair_and_count_in_the_distance_of_others():
     )
 
 
-@pytest.mark.parametrize("kind", ["bart", "llama"])
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
 def test_the_loss_is_what_a_loop_over_pairs_gives(ranked, tiny_policy, tiny_data, settings, kind):
     policy = tiny_policy(kind)
     examples = ranked(policy, tiny_data)

@@ -36,7 +36,7 @@ def test_the_loss_by_hand_and_its_gradient():
 
 
 @pytest.mark.parametrize("reward", ["s", "p"])
-@pytest.mark.parametrize("kind", ["bart", "llama"])
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
 def test_the_loss_by_a_loop_over_tokens(tiny_policy, tiny_data, settings, kind, reward):
     """The policy has moved away from the start model since the rewards were taken."""
     args = settings(

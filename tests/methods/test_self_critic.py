@@ -18,7 +18,7 @@ def discovers(completions, **kwargs):
     return [float("discover" in text.split()) for text in completions]
 
 
-@pytest.mark.parametrize("kind", ["bart", "llama"])
+@pytest.mark.parametrize("kind", ["bart", "t5", "llama"])
 def test_the_loss_is_the_likelihood_times_the_gain_over_greedy(tiny_policy, tiny_batch, settings, kind):
     policy = tiny_policy(kind)
     batch = tiny_batch(policy)
