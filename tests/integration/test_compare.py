@@ -28,6 +28,7 @@ from semioffline.experiments.plan import Plan
 from semioffline.experiments.provenance import commit
 from semioffline.experiments.results import Comparison, Timing
 from semioffline.experiments.summary import find_reference
+from semioffline.methods.shared.registry import method_names
 from semioffline.report import table
 
 RECIPES = sorted(SHIPPED.glob("compare-*.yaml"))
@@ -559,6 +560,13 @@ def test_recipes_parse(path):
     for method, settings in own.items():
         config = method_config(method, settings, flags, {"reward": ["rouge"]})
         assert config.method == ("mft" if method == "start" else method.partition("@")[0])
+
+
+def test_the_recipe_of_all_methods_has_all_of_them():
+    options = read_command(["--config", str(SHIPPED / "compare-ads.yaml"), "--output_dir", "unused"], {"reward": ["click_rate"]})[2]
+    named = {part for method in options.methods for part in method.partition("@")[0].split("+")}
+    assert named == set(method_names())
+    assert len(options.seeds) == 3
 
 
 def test_paired_bootstrap_sees_a_shift_that_the_spread_hides():
