@@ -563,7 +563,8 @@ def test_recipes_parse(path):
 
 
 def test_the_recipe_of_all_methods_has_all_of_them():
-    options = read_command(["--config", str(SHIPPED / "compare-ads.yaml"), "--output_dir", "unused"], {"reward": ["click_rate"]})[2]
+    flags = ["--config", str(SHIPPED / "compare-ads.yaml"), "--output_dir", "unused"]
+    options = read_command(flags, {"reward": ["click_rate"]})[2]
     named = {part for method in options.methods for part in method.partition("@")[0].split("+")}
     assert named == set(method_names())
     assert len(options.seeds) == 3
