@@ -3,7 +3,6 @@
 1. Pages at the root of the repository, the examples and the recipes become pages of the site.
 2. Links to them are rewritten. On a code host the same links point to the files.
 3. Formulas become MathML, which browsers show without scripts and fonts.
-4. Pages of the nav that are not written yet are left out. tests/docs/test_site.py lists them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import html
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -32,22 +30,6 @@ PAGES = {
 SOURCES = {page: path for path, page in PAGES.items()}
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
-
-
-def on_config(config: MkDocsConfig) -> None:
-    config.nav = written(config.nav or [])
-
-
-def written(nav: list[Any]) -> list[Any]:
-    """The entries whose pages exist."""
-    kept: list[Any] = []
-    for entry in nav:
-        title, target = next(iter(entry.items())) if isinstance(entry, dict) else (None, entry)
-        if isinstance(target, list):
-            kept.append({title: written(target)})
-        elif target in SOURCES or (ROOT / "docs" / target).exists():
-            kept.append(entry)
-    return kept
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:

@@ -1,13 +1,15 @@
 """The Python blocks of pages without a test of their own run, with a tiny model in place of the real one."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from pages import blocks
+from pages import blocks, command_lines
 from semioffline import SemiOfflineConfig, SemiOfflineTrainer
 from semioffline.cli import main
+from semioffline.scoring.reward_set import RewardSet
 from semioffline.tasks.ads import build, build_model, build_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,7 @@ TESTED = {
     "docs/methods/semi_offline.md": "here",
     "docs/quick-start.md": "here",
     "docs/reading-the-report.md": "here",
+    "docs/scaling-out.md": "here",
     "docs/tasks.md": "test_public.py",
     "docs/tutorial.md": "test_tutorial.py",
     "docs/your-own-data.md": "here",
@@ -113,3 +116,39 @@ def test_a_job_of_ones_own_runs(folder, capsys):
     short = "mft_steps=1, rl_steps=1, more_mft_steps=1, num_samples=2, device='cpu', output_dir="
     exec(job.replace(MODEL, "model").replace("output_dir=", short), {})
     assert "over fine-tuning for the same time" in capsys.readouterr().out
+
+
+def test_a_batch_is_divided_among_reward_servers():
+    """In place of the servers, a function that notes what it gets."""
+    names: dict = {}
+    exec(code_of("docs/scaling-out.md")[0], names)
+    sent: list[tuple[str, int]] = []
+    names["send"] = lambda completions, server: sent.append((server, len(completions))) or [1.0] * len(completions)
+    texts = [f"text {n}" for n in range(130)]
+    rows = {"prompts": texts, "completions": texts, "references": [["x"]] * 130}
+    assert RewardSet(names["quality"])(rows)[0] == [1.0] * 130
+    first, second = names["SERVERS"]
+    assert sorted(sent) == sorted([(first, 64), (second, 64), (first, 2)])
+
+
+def test_candidates_of_parts_are_joined(folder):
+    """The commands of the page one after the other, on the CPU; `cat` is done by hand."""
+    _, divide = code_of("docs/scaling-out.md")
+    Path("data").mkdir()
+    build({"train": 6})["train"].select_columns(["prompt", "completion"]).to_json("data/train.jsonl")
+    exec(divide, {})
+    page = (ROOT / "docs/scaling-out.md").read_text()
+    short = " --max_prompt_length 32 --max_completion_length 32 --device cpu"
+    commands = [line for line in command_lines(page) if "candidates" in line]
+    assert len(commands) == 3
+    for line in commands:
+        words = re.sub(r"--device cuda:\d", "", line.replace("mft/model", "model")) + short
+        if "semioffline candidates" in line:
+            words += " --num_candidates 2"
+        else:
+            parts = [Path(f"candidates-{n}/candidates.jsonl").read_text() for n in range(2)]
+            Path("candidates.jsonl").write_text("".join(parts))
+            words += " --num_samples 2 --max_steps 2 --disable_tqdm true"
+        assert main(words.split()[1:]) == 0
+    assert len(Path("candidates.jsonl").read_text().splitlines()) == 6
+    assert Path("rl/model").is_dir()
