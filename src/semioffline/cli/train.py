@@ -20,9 +20,12 @@ from semioffline.experiments.provenance import Provenance, write_about
 from semioffline.methods.shared.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
+from semioffline.report.page import write_report
 from semioffline.storage.files import read_content
 from semioffline.storage.untrusted import parse_yaml
+from semioffline.training.console import Console
 from semioffline.training.run_folder import RunFolder, open_folder, settings_of
+from semioffline.training.trainer import SemiOfflineTrainer
 from semioffline.validation import BATCH, Options, setting
 
 
@@ -98,10 +101,6 @@ def train(
 ) -> None:
     """Train, save folder/model, print what the trainer has written to result.json, and write report.html. made: how,
     for the report."""
-    from semioffline.report.page import write_report
-    from semioffline.training.console import Console
-    from semioffline.training.trainer import SemiOfflineTrainer
-
     if options.resume:
         names = defining_settings(DataOptions, TrainOptions, type(args)) | {"model", "dtype", "method"}
         _check_same_run(folder, settings_of(data, model, options, args), names)
