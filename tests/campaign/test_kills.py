@@ -192,6 +192,39 @@ def test_kills_at_random_moments(name: str, seed: int, undisturbed: Any, tmp_pat
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize(("name", "stage"), [("train", "."), ("run", "mft"), ("run", "semi_offline")])
+def test_a_newest_checkpoint_that_is_damaged_after_a_kill(
+    name: str, stage: str, undisturbed: Any, tmp_path: Path, tally: Tally
+) -> None:
+    """It is named. The one before is taken where there is one; else one line says to remove it. `run` keeps the one
+    before only where it is the best (M-FT takes the last weights)."""
+    one, folder, output = undisturbed(name), tmp_path / "run", tmp_path / "output"
+    made = [at for at, (what, path) in enumerate(one.writes) if what == "rename" and is_checkpoint(path, stage)]
+    later = next(at for at in range(made[1] + 1, len(one.writes)) if "checkpoint" not in one.writes[at][1])
+    assert start(one.command.argv(folder), output, later + 1, "before") == -signal.SIGKILL
+    newest = folder / stage / Path(one.writes[made[1]][1]).name
+    only = len(list(newest.parent.glob("checkpoint-*"))) == 1
+    assert only or stage != "mft"
+    with open(newest / "model.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    code = start(one.command.argv(folder, again=True), output)
+    told = [line for line in output.read_text().splitlines() if str(newest) in line and "model.safetensors" in line]
+    assert len(told) == 1, output.read_text()
+    assert ("there is no other checkpoint: remove" if only else "going on from") in told[0]
+    assert code == (2 if only else 0)
+    if only:
+        shutil.rmtree(newest)
+    problem = continue_to_the_end(one, folder)
+    tally(f"{name}: damaged checkpoint", "lost" if problem else "handled")
+    assert not problem
+
+
+def is_checkpoint(path: str, stage: str) -> bool:
+    return bool(re.search(rf"{'' if stage == '.' else f'/{stage}'}/checkpoint-\d+$", path))
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_process_that_is_stopped_for_a_while_goes_on(

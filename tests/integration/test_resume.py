@@ -251,7 +251,7 @@ def test_without_an_undamaged_checkpoint_nothing_is_trained(command: Command, fi
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert f"checkpoint-{STEPS}/model.safetensors is damaged" in error
     assert "there is no other checkpoint" in error
-    assert "--save_total_limit 2 to keep the one before the last" in error
+    assert "(save_total_limit=2 keeps the one before the last, too)" in error
 
 
 def test_a_run_folder_in_use_is_refused(command: Command, tmp_path: Path) -> None:

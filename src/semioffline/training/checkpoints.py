@@ -217,8 +217,8 @@ def last_complete(folder: Path, needed: tuple[str, ...] = NEEDED) -> str | None:
         problem = problem or damage
     if problem:
         raise UserError(
-            f"{problem}, and there is no other checkpoint: remove {paths[-1]} to start from the first step, with "
-            "--save_total_limit 2 to keep the one before the last, too"
+            f"{problem}, and there is no other checkpoint: remove {paths[-1]} to train from the first step again "
+            "(save_total_limit=2 keeps the one before the last, too)"
         )
     return None
 
