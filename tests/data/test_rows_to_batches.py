@@ -141,7 +141,7 @@ def test_cut_texts_are_counted_and_announced(policy, caplog):
     with caplog.at_level(logging.WARNING):
         examples = make(policy, columns, "random", longest=5)
     assert (examples.truncation.prompts, examples.truncation.completions, examples.truncation.candidates) == (0, 1, 2)
-    assert "0 prompts, 1 completions, 2 candidates, of 2 rows" in caplog.text
+    assert "cut to the maximum length: 1 completion, 2 candidates, of 2 rows" in caplog.text
     assert max(len(t.ids) for e in examples.examples for t in [e.target, *e.static]) == 5
 
 

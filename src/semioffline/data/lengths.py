@@ -66,5 +66,6 @@ class Truncation:
         return {f"truncated/{name}": count / max(self.of, 1) for name, count in counts.items()}
 
     def __str__(self) -> str:
-        counts = f"{self.prompts} prompts, {self.completions} completions, {self.candidates} candidates"
-        return f"cut to the maximum length: {counts}, of {self.of:,} rows"
+        counts = {"prompt": self.prompts, "completion": self.completions, "candidate": self.candidates}
+        cut = [f"{count:,} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+        return f"cut to the maximum length: {', '.join(cut) or 'nothing'}, of {self.of:,} rows"
