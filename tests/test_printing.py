@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import semioffline
+from semioffline import printing
 from semioffline.cli import main
 from semioffline.evaluation.results import MetricResult
 from semioffline.experiments.results import Comparison
@@ -29,6 +30,19 @@ def test_hostile_texts_are_shown_and_do_nothing(text: str, capsys: pytest.Captur
     assert out.startswith(plain(text) + "\n")
     assert out.removeprefix(plain(text)).count(shown) == 4
     assert ("[" in text) == ("[" in shown)
+
+
+def test_a_terminal_breaks_long_lines_between_words(capsys, monkeypatch) -> None:
+    line = "  rows      " + "train 350, " * 9
+    say(line, margin=12)
+    assert capsys.readouterr().out == line + "\n"  # a pipe gets it whole
+    monkeypatch.setattr(printing, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    say(line, margin=12)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "  rows      train 350, train 350, train 350, train"
+    assert all(len(one) <= 50 and one.startswith(" " * 12) and one[12] != " " for one in shown[1:])
+    assert " ".join(" ".join(shown).split()) == " ".join(line.split())
 
 
 def test_texts_in_all_languages_stay_as_they_are() -> None:

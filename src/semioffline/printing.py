@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,14 +28,32 @@ def one_line(text: object) -> str:
     return plain(" ".join(str(text).split()))
 
 
-def say(text: object = "", error: bool = False, strong: bool = False) -> None:
-    """Print a text as it is: no markup is read in it, and nothing in it acts on the terminal. strong: bold there."""
+_NARROWEST = 20
+"""Characters of a terminal that a text needs to be broken into lines beside its margin."""
+
+
+def say(text: object = "", error: bool = False, strong: bool = False, margin: int | None = None) -> None:
+    """Print a text as it is: no markup is read in it, and nothing in it acts on the terminal.
+
+    Args:
+        strong: Bold in a terminal.
+        margin: In a terminal a long line is broken between words, and goes on in this column.
+    """
     stream = sys.stderr if error else sys.stdout
+    if margin is not None:
+        text = _broken(plain(text), margin)
     with _naming(stream):
         if error or (_LINE.live is None and not (strong and is_terminal())):
             print(plain(text), file=stream, flush=True)
         else:
             _LINE.print_above(plain(text), strong)
+
+
+def _broken(text: str, margin: int) -> str:
+    width = shutil.get_terminal_size().columns
+    if not is_terminal() or width - margin < _NARROWEST:
+        return text
+    return textwrap.fill(text, width, subsequent_indent=" " * margin, break_on_hyphens=False, break_long_words=False)
 
 
 def _print(console: Any, table: Any) -> None:

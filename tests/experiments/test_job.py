@@ -12,6 +12,7 @@ import semioffline
 from semioffline.cli import main
 from semioffline.data.splits import cut_missing
 from semioffline.errors import UserError
+from semioffline.experiments import whole_job
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_plan import Speed, eval_interval, learning_rates, plan_stages, wanted_steps
 from semioffline.experiments.static_target import TargetProbe, choose_target
@@ -199,6 +200,26 @@ def test_what_the_command_leaves(model: str, tmp_path: Path, capsys: Any) -> Non
     assert "the data were changed" in capsys.readouterr().err
 
 
+def test_a_stopped_run_says_where_it_goes_on(model: str, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Also where no folder was named."""
+    data = write_data(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    given = SHORT | {"more_mft_steps": 0, "reward": "rouge1", "model": model, "data_dir": data, "device": "cpu"}
+    with monkeypatch.context() as patched:
+        patched.setattr(whole_job, "choose_static_target", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(["run", *flags(**given)]) == 130
+    out, err = capsys.readouterr()
+    [folder] = Path("runs").iterdir()
+    assert f"the same command with --output_dir {folder} goes on there after a stop" in out
+    assert err.splitlines()[-1].endswith(
+        f"stopped; the same command again with --output_dir {folder} goes on where it was"
+    )
+    before = (folder / "mft" / "trained.json").stat().st_mtime_ns
+    assert main(["run", *flags(**given, output_dir=folder)]) == 0
+    assert (folder / "mft" / "trained.json").stat().st_mtime_ns == before
+    assert (folder / "result.json").exists()
+
+
 def test_more_m_ft_takes_as_long_as_rl_with_its_static_targets(model: str, tmp_path: Path) -> None:
     data, out = write_data(tmp_path / "data"), tmp_path / "out"
     given = {name: value for name, value in SHORT.items() if name != "more_mft_steps"} | {"reward": "rouge1"}
@@ -307,7 +328,8 @@ def test_python_leaves_what_the_command_leaves(model: str, tmp_path: Path, capsy
     assert result is not None
     assert told.strip().endswith(f"Report: {out['python'] / 'report.html'}")
     assert "measur" not in told  # what is timed for the plan has no lines of its own
-    assert told.count("method   ") == 1  # of the one stage that trains
+    assert told.count("\nsemi-offline RL: 3 steps") == 1
+    assert "method   " not in told  # what is trained was said in the plan
     files = {n: {str(p.relative_to(f)) for p in f.rglob("*") if p.is_file()} for n, f in out.items()}
     assert files["python"] == files["command"]
     texts = {n: json.loads((f / "result.json").read_text())["models"] for n, f in out.items()}

@@ -7,6 +7,7 @@ import sys
 import pytest
 from benchmarks.help_lines import all_help
 
+from semioffline import printing
 from semioffline.cli import COMMANDS, help, main
 
 IMPORTED = """
@@ -42,7 +43,7 @@ def test_another_version_of_transformers_is_asked_itself(command, monkeypatch, c
 
 
 def test_a_terminal_breaks_lines_beside_the_flags(monkeypatch, capsys):
-    monkeypatch.setattr(help, "is_terminal", lambda: True)
+    monkeypatch.setattr(printing, "is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main(["train", "--help"])

@@ -32,10 +32,8 @@ COMMANDS = {
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }
-GOES_ON = {"train": "; --resume goes on from the last checkpoint"}
-GOES_ON |= dict.fromkeys(
-    ("run", "demo", "candidates", "evaluate", "compare"), "; the same command again goes on where it was"
-)
+GO_ON_AGAIN = ("run", "demo", "candidates", "evaluate", "compare")
+"""Commands that go on where they were when they are given again."""
 
 
 def _be_quiet() -> None:
@@ -89,7 +87,7 @@ def _told(argv: list[str]) -> int:
         return _refuse(str(error))
     except KeyboardInterrupt:
         _end_bars()
-        say(f"semioffline: stopped{GOES_ON.get(argv[0], '')}", error=True)
+        say(f"semioffline: stopped{_how_to_go_on(argv)}", error=True)
         return 130
     except Exception as error:
         closed = [stream for stream in (sys.stdout, sys.stderr) if _is_closed(stream)]
@@ -100,6 +98,16 @@ def _told(argv: list[str]) -> int:
             raise
         return _refuse(problem)
     return 0
+
+
+def _how_to_go_on(argv: list[str]) -> str:
+    if argv[0] == "train":
+        return "; --resume goes on from the last checkpoint"
+    if argv[0] not in GO_ON_AGAIN:
+        return ""
+    is_named = any(word.split("=")[0] == "--output_dir" for word in argv)
+    folder = "" if is_named or opened_folder() is None else f" with --output_dir {opened_folder()}"
+    return f"; the same command again{folder} goes on where it was"
 
 
 def _run(argv: list[str]) -> None:

@@ -30,7 +30,11 @@ def run(argv: list[str]) -> None:
     data, model, options = parse_job("demo", argv, DEFAULTS)
     own_task = data.task == "ads"
     if own_task and options.reward == ["click_rate"]:
-        say("A synthetic task: write an advertisement for a product record; the reward is a made-up click model.\n")
+        say(
+            "A synthetic task: write an advertisement for a product record; the reward is a made-up click model.",
+            margin=0,
+        )
+        say()
     if model.model is None and not own_task and options.reward:
         raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
     if model.model is None and "OMP_NUM_THREADS" not in os.environ:
@@ -54,11 +58,12 @@ def _print_check(data: DataOptions, options: JobOptions, result: JobResult, fold
     for name in (MFT, RL):
         if name in result.models:
             [first, *_] = read_log(folder / name / "predictions.jsonl")
-            say(f"{result.models[name].label:>15}: {one_line(first['prediction'])}")
+            say(f"{result.models[name].label:>15}: {one_line(first['prediction'])}", margin=17)
     if MFT in result.models:
         before, after = (result.models[name].metrics["reward"].mean for name in (MFT, RL))
         single = best_single_wording(test["category"])
-        say(f"Clicks: {after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times.")
+        counted = f"{after / before:.2f} times M-FT; one best wording for all records: {single / before:.2f} times."
+        say(f"Clicks: {counted}", margin=8)
 
 
 def tiny_policy(seed: int, adapter: Any = None) -> Policy:

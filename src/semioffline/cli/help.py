@@ -8,8 +8,6 @@ settings, it is not used.
 from __future__ import annotations
 
 import json
-import shutil
-import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
@@ -17,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from semioffline.printing import is_terminal, say
+from semioffline.printing import say
 
 KNOWN = Path(__file__).with_name("help.json")
 WORDS = {"-h", "--help", "--help-all"}
@@ -27,8 +25,6 @@ _OTHER = "Transformers' other settings"
 _FIRST = ("Data", "Model", "Reward")
 _LAST = ("Text", "Training", "Evaluation", "Log", "Speed and memory", "Advanced", _OTHER)
 _RARE = ("Advanced", _OTHER)
-_NARROWEST = 20
-"""Characters of a terminal that an explanation needs to be broken into lines beside its flag."""
 
 
 class HelpLine(NamedTuple):
@@ -67,23 +63,16 @@ def print_help(usage: str, lines: Sequence[HelpLine], everything: bool = False) 
     groups: dict[str, list[HelpLine]] = {}
     for line in lines:
         groups.setdefault(line.group, []).append(line)
+    of_transformers = "" if everything or _OTHER not in groups else ", most of them of transformers.TrainingArguments"
     rare = sum(len(groups.pop(name, [])) for name in _RARE if not everything)
-    say(_fitted("usage: ", f"semioffline {usage} [--config RECIPE.yaml] [--setting value ...]"))
+    say(f"usage: semioffline {usage} [--config RECIPE.yaml] [--setting value ...]", margin=len("usage: "))
     column = 4 + max((len(line.flag) for group in groups.values() for line in group), default=0)
     for name in sorted(groups, key=_order):
         say(f"{name}:")
         for line in groups[name]:
-            say(_fitted(f"  {line.flag:<{column - 2}}", line.text))
+            say(f"  {line.flag:<{column - 2}}{line.text}", margin=column)
     if rare:
-        say(_fitted("", f"--help-all lists {rare} more, most of them of transformers.TrainingArguments."))
-
-
-def _fitted(start: str, text: str) -> str:
-    """One line; in a terminal, as many as its width asks for."""
-    width = shutil.get_terminal_size().columns
-    if not is_terminal() or width - len(start) < _NARROWEST:
-        return start + text
-    return textwrap.fill(text, width, initial_indent=start, subsequent_indent=" " * len(start), break_on_hyphens=False)
+        say(f"--help-all lists {rare} more{of_transformers}.", margin=0)
 
 
 def lines_of(types: Sequence[type]) -> list[HelpLine]:
@@ -109,7 +98,8 @@ def _group(item: Field[Any]) -> str:
 
 def _text(item: Field[Any]) -> str:
     """What a setting is, and its default."""
-    help_text = _transformers_help().get(item.name) or item.metadata.get("help") or ""
+    own = item.metadata.get("help") if item.metadata.get("group") else None
+    help_text = own or _transformers_help().get(item.name) or item.metadata.get("help") or ""
     default = item.default_factory() if item.default_factory is not MISSING else item.default
     default = getattr(default, "value", default)
     if isinstance(default, list):

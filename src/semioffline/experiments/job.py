@@ -64,7 +64,7 @@ class Job:
     """Whether the user or the task has said what prompts look like."""
     device: str
     about: Provenance
-    say: Callable[[str], None]
+    say: Callable[..., None]
 
     @property
     def made_with(self) -> dict[str, object]:

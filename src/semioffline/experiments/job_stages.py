@@ -29,6 +29,7 @@ from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import make_folder, read_content, read_json, write_atomically
 from semioffline.storage.records import Record
 from semioffline.tasks.reading.rows import load_rows
+from semioffline.training.console import Console
 from semioffline.training.initial_outputs import BEFORE
 from semioffline.training.run_folder import write_settings
 from semioffline.training.trainer import SemiOfflineTrainer
@@ -80,19 +81,20 @@ def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Data
     """Train one model and save it: after M-FT the last weights, else those that are best on validation."""
     folder = job.folder / name
     if not (folder / TRAINED).exists():
-        job.say(f"{LABELS[name]}: {stage.steps} steps, learning rate {stage.learning_rate:g}")
+        job.say(f"\n{LABELS[name]}: {stage.steps} steps, learning rate {stage.learning_rate:g}")
         make_folder(folder)
         args = stage_config(job, plan, name, stage, **own)
         write_settings(folder, args)
         _write_before(job, plan, name)
         set_seed(args.seed)  # an adapter's weights are drawn when it is added
-        trainer = SemiOfflineTrainer(load_start(job, plan, name), job.rewards, args, rows, job.rows(plan, "validation"))
+        policy, validation, console = load_start(job, plan, name), job.rows(plan, "validation"), Console(heading=())
+        trainer = SemiOfflineTrainer(policy, job.rewards, args, rows, validation, callbacks=[console])
         trainer.train(resume_from_checkpoint=True)
         trainer.save_model(str(folder / MODEL))
         cost = trainer.policy.meter.per_input()
         done = Trained(trainer.state.global_step, trainer.run_log.total, cost)
         write_atomically(folder / TRAINED, json.dumps(done.to_json(), indent=1))
-        del trainer
+        del trainer, policy
         free_memory()
     for path in folder.glob("checkpoint-*"):  # they were for going on
         shutil.rmtree(path, ignore_errors=True)
@@ -157,7 +159,7 @@ def choose_static_target(job: Job, plan: JobPlan) -> StaticChoice:
         choice = _probe(job, plan) if given == "auto" else StaticChoice(given, "as you say")
         write_atomically(path, json.dumps(choice.to_json() | {"seconds": time.perf_counter() - began}, indent=1))
     choice = StaticChoice.from_json(read_json(path))
-    job.say(f"static target: {choice.target} ({choice.reason})")
+    job.say(f"static target: {choice.target} ({choice.reason})", margin=2)
     return choice
 
 

@@ -9,8 +9,8 @@ from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT, RESULT, 
 from semioffline.printing import show_table
 
 
-def plan_lines(title: str, reward: str, plan: JobPlan, options: JobOptions) -> list[str]:
-    """What will be done, with what was decided and why."""
+def plan_lines(title: str, reward: str, plan: JobPlan, options: JobOptions) -> list[tuple[str, str]]:
+    """What will be done, with what was decided and why: (margin, text) of each line."""
     found = plan.found
     rows = ", ".join(
         f"{split} {number:,}{' (cut from train)' if split in found.cut else ''}" for split, number in found.rows.items()
@@ -22,28 +22,31 @@ def plan_lines(title: str, reward: str, plan: JobPlan, options: JobOptions) -> l
     )
     more = f"; other columns: {', '.join(found.columns)}" if found.columns else ""
     lines = [
-        f"{title}, reward: {reward}",
-        f"  rows      {rows}; {plan.tested} are tested{more}",
-        f"  lengths   {lengths}",
-        f"  prompts   {plan.form}: {plan.form_reason}",
-        f"  model     {plan.parameters / 1e6:,.1f} million parameters, {plan.model_kind}, on {plan.device}",
+        ("", f"{title}, reward: {reward}"),
+        ("  rows      ", f"{rows}; {plan.tested} are tested{more}"),
+        ("  lengths   ", lengths),
+        ("  prompts   ", f"{plan.form}: {plan.form_reason}"),
+        ("  model     ", f"{plan.parameters / 1e6:,.1f} million parameters, {plan.model_kind}, on {plan.device}"),
     ]
-    lines += [f"  warning   {warning}" for warning in found.warnings()]
+    if not options.dry_run:
+        again = f"the same command with --output_dir {options.output_dir} goes on there after a stop"
+        lines.append(("  folder    ", f"{options.output_dir}: {again}"))
+    lines += [("  warning   ", warning) for warning in found.warnings()]
     knows = "the model knows its mask token" if plan.mask.knows else "the model does not know its mask token"
     number = 1
     if plan.mft is not None:
-        lines.append(f"  {number}. M-FT: {_stage(plan.mft, plan)}: {knows} ({plan.mask})")
+        lines.append((f"  {number}. ", f"M-FT: {_stage(plan.mft, plan)}: {knows} ({plan.mask})"))
         number += 1
     else:
-        lines.append(f"     no M-FT: {'--mft_steps 0' if options.mft_steps == 0 else knows} ({plan.mask})")
+        lines.append(("     ", f"no M-FT: {'--mft_steps 0' if options.mft_steps == 0 else knows} ({plan.mask})"))
     target = "chosen by a probe" if options.static_target == "auto" else options.static_target
-    lines.append(f"  {number}. semi-offline RL: {_stage(plan.rl, plan)}, static target {target}")
+    lines.append((f"  {number}. ", f"semi-offline RL: {_stage(plan.rl, plan)}, static target {target}"))
     if options.more_mft_steps != 0:
         steps = f"{options.more_mft_steps} steps" if options.more_mft_steps else "as long as RL and its static targets"
-        lines.append(f"  {number + 1}. more M-FT, to compare with: {steps}")
-    lines.append("  each at its best on validation, tested on the same inputs")
+        lines.append((f"  {number + 1}. ", f"more M-FT, to compare with: {steps}"))
+    lines.append(("  ", "RL takes the checkpoint that is best on validation; all models are tested on the same inputs"))
     seconds = " + ".join(f"{stage} {duration(each)}" for stage, each in plan.seconds.items())
-    lines.append(f"about {duration(sum(plan.seconds.values()))} on this machine: {seconds}")
+    lines.append(("", f"about {duration(sum(plan.seconds.values()))} on this machine: {seconds}"))
     return lines
 
 
@@ -90,4 +93,4 @@ def show_result(result: JobResult) -> None:
     rows += [[name.replace("_", " "), *(_shown(name, model.metrics[name].mean) for model in models)] for name in shown]
     rows.append(["seconds", *(f"{model.seconds:.0f}" for model in models)])
     title = f"{result.title}: {inputs} test inputs"
-    show_table(title, ["* the reward", *(model.label for model in models)], rows)
+    show_table(title, ["* the reward", *(model.label for model in models)], rows, marked=[0])

@@ -88,8 +88,9 @@ def run_options(
     if plan is None:
         say("looking at the data and the model, and timing a few steps")
         plan = make_plan(job)
-    for line in plan_lines(job.title, _reward_name(job), plan, options):
-        say(line)
+    for margin, text in plan_lines(job.title, _reward_name(job), plan, options):
+        say(margin + text, margin=len(margin))
+    say()
     if options.dry_run:
         return None
     if is_new:
@@ -115,9 +116,10 @@ def run_job(job: Job, plan: JobPlan) -> JobResult:
         tested[MORE_MFT] = test_model(job, plan, MORE_MFT)
     result = _result(job, tested, trained)
     write_result(job.folder, result.to_json())
+    job.say()
     show_result(result)
-    job.say(result.sentence)
-    job.say(f"the model is in {job.folder / RL / MODEL}; {RESULT} and all runs are in {job.folder}")
+    job.say(result.sentence, strong=True, margin=0)
+    job.say(f"The model is in {job.folder / RL / MODEL}; {RESULT} and all runs are in {job.folder}.", margin=0)
     return result
 
 
