@@ -23,9 +23,9 @@ from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.report.curves import curves_of
 from semioffline.report.draws import draws_of
 from semioffline.report.html import STATIC, embed
-from semioffline.report.outputs import MOST_CHARACTERS, changes_of, output_tables, pairs_of, row_value
+from semioffline.report.outputs import MOST_CHARACTERS, changes_of, metric_names, output_tables, pairs_of, row_value
 from semioffline.report.page import write_report
-from semioffline.report.run_folders import named_apart, read_folder
+from semioffline.report.run_folders import Run, named_apart, read_folder
 from semioffline.report.summary import duration, summarise_run
 
 
@@ -232,7 +232,7 @@ def test_a_callback_writes_it_in_python(tmp_path):
 
 
 def test_the_result_of_a_job_is_the_first_thing_on_the_page(tmp_path):
-    """Outputs of every model are compared with those of the initial checkpoint on the test split."""
+    """Outputs of every model are next to those of the model that it began with, on the test split."""
     reward = MetricResult(0.6, 0.5, 0.7, 20, "reward|v:1")
     ahead = Difference(0.1, 0.05, 0.15, 0.001)
     labels = {
@@ -256,10 +256,20 @@ def test_the_result_of_a_job_is_the_first_thing_on_the_page(tmp_path):
     folder = read_folder(tmp_path)
     assert [run.label for run in folder.runs] == list(labels.values())
     assert [len(run.before) for run in folder.runs] == [0, 20, 20, 20]
+    assert [run.start for run in folder.runs[1:]] == ["initial checkpoint", "M-FT", "M-FT"]
+    assert folder.runs[3].before == folder.runs[1].after
     page = write_report([tmp_path]).read_text()
     for part in ("mail to subject", "+0.100 (+0.050 to +0.150)", "semioffline run --model m", "75.0 s", "reward|v:1"):
         assert part in page
     assert page.index("reward 0.5 → 0.6") < page.index("The mean good")
+
+
+def test_a_reward_with_a_name_is_shown_once(tmp_path):
+    """run writes `reward`, the weighted sum, next to its parts."""
+    texts = {"prompt": "a", "prediction": "b"}
+    for sums, names in (([0.5, 1.0], ["good"]), ([1.0, 2.0], ["good", "reward"])):
+        rows = [texts | {"good": good, "reward": reward} for good, reward in zip([0.5, 1.0], sums, strict=True)]
+        assert metric_names(Run("run", tmp_path, after=rows)) == names
 
 
 def test_warnings_are_those_of_the_diagnostics(tmp_path):

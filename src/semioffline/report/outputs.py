@@ -21,7 +21,7 @@ REWARD = "reward"
 
 @dataclass(frozen=True)
 class Pair:
-    """One input with the output of a run, and where it is known that of the initial checkpoint."""
+    """One input with the output of a run, and where it is known that of the model that it began with."""
 
     prompt: str
     references: list[str]
@@ -30,7 +30,7 @@ class Pair:
 
 
 def pairs_of(run: Run) -> list[Pair]:
-    """The outputs of a run next to those of the initial checkpoint, by position or else by prompt."""
+    """The outputs of a run next to those of the model that it began with, by position or else by prompt."""
     by_prompt = {str(row["prompt"]): row for row in reversed(run.before)}
     found = []
     for n, row in enumerate(run.after[:MOST_ROWS]):
@@ -57,7 +57,11 @@ def row_value(row: OutputRow | None, name: str, run: Run) -> float | None:
 
 def metric_names(run: Run) -> list[str]:
     """Of the outputs of a run, the one that it was trained for first."""
-    return [REWARD, *run.metrics] if len(run.rewards) > 1 else run.metrics
+    others = [name for name in run.metrics if name != REWARD]
+    if len(run.rewards) > 1:
+        return [REWARD, *others]
+    is_repeat = any(all(row.get(name) == row.get(REWARD) for row in run.after) for name in others)
+    return others if is_repeat else run.metrics
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,8 @@ def output_tables(runs: Sequence[tuple[Run, Sequence[Pair]]]) -> OutputTables:
             values = [[_shown(row_value(row, name, run), name) for name in names] for row in (pair.before, pair.after)]
             rows.append([number, before, str(pair.after["prediction"]), *values])
         if rows:
-            made.runs.append({"label": run.label, "metrics": names, "rewards": run.rewards, "rows": rows})
+            told = {"label": run.label, "start": run.start, "metrics": names, "rewards": run.rewards}
+            made.runs.append(told | {"rows": rows})
     return _shortened(made)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from semioffline.errors import UserError
 from semioffline.evaluation.metrics import SURFACE
-from semioffline.experiments.job_results import INITIAL, JobResult
+from semioffline.experiments.job_results import INITIAL, MFT, JobResult
 from semioffline.experiments.plan import START
 from semioffline.experiments.results import Comparison
 from semioffline.storage.files import read_content, read_json, read_log
@@ -38,7 +38,9 @@ class Run:
     log: list[Line] = field(default_factory=list)
     """metrics.jsonl: numbers only."""
     before: list[OutputRow] = field(default_factory=list)
-    """Outputs of the initial checkpoint: before.jsonl, or the predictions of the run that is it."""
+    """Outputs of the model that it began with: before.jsonl, or the predictions of the run that is it."""
+    start: str = "initial checkpoint"
+    """What that model is called on the page."""
     after: list[OutputRow] = field(default_factory=list)
     """predictions.jsonl"""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -142,16 +144,15 @@ def _runs_of_comparison(path: Path) -> list[Run]:
 
 
 def _runs_of_job(path: Path, job: JobResult) -> list[Run]:
-    initial = job.models.get(INITIAL)
-    before = list(_rows(path / initial.folder / PREDICTIONS)) if initial is not None else []
+    """Each next to the model that it began with: RL and more M-FT begin with M-FT where there is one."""
     folders = {name: path / model.folder for name, model in job.models.items() if _is_inside(model.folder)}
-    found = {
-        name: _read_run(folder, job.models[name].label, before if name != INITIAL else ())
-        for name, folder in folders.items()
-    }
-    if before:  # of the test split, as the predictions are; before.jsonl has validation inputs
-        found = {name: replace(run, before=[] if name == INITIAL else before) for name, run in found.items()}
-    return [run for run in found.values() if run.log or run.after]
+    found = []
+    for name, folder in folders.items():
+        start = INITIAL if name == MFT or MFT not in folders else MFT
+        before = list(_rows(folders[start] / PREDICTIONS)) if name != INITIAL and start in folders else []
+        run = _read_run(folder, job.models[name].label, before)
+        found.append(replace(run, start=job.models[start].label if start in job.models else run.start))
+    return [run for run in found if run.log or run.after]
 
 
 def _is_inside(folder: str) -> bool:

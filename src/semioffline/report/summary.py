@@ -55,6 +55,8 @@ class RunSummary:
     rows: list[ChangeRow]
     inputs: int
     """That the rows are means over."""
+    start: str
+    """What the model is called that it began with."""
 
 
 def summarise_run(run: Run, changes: list[MetricChange], fallback: str = "") -> RunSummary:
@@ -66,6 +68,7 @@ def summarise_run(run: Run, changes: list[MetricChange], fallback: str = "") -> 
         facts=_facts(run),
         rows=[_row(change, change.metric in (REWARD, *run.rewards)) for change in changes],
         inputs=max((change.inputs for change in changes), default=0),
+        start=run.start,
     )
 
 

@@ -66,6 +66,7 @@ function startOutputs() {
     const hasBefore = run.rows.some((row) => row[1] !== null);
     const hasReference = run.rows.some((row) => inputs[row[0]][1].length);
     fill(field.metric, run.metrics);
+    field.against.options[0].textContent = run.start;
     field.against.options[0].disabled = !hasBefore;
     field.against.options[1].disabled = !hasReference;
     field.against.value = hasBefore ? "before" : "reference";
@@ -102,7 +103,7 @@ function startOutputs() {
     else list.replaceChildren(...rows);
     const metric = Number(field.metric.value), both = shown.filter((row) => row[1] !== null).length;
     byId("output-count").textContent = shown.length
-      ? `${Math.min(limit, shown.length).toLocaleString("en")} of ${shown.length.toLocaleString("en")} outputs shown` + (both < shown.length ? `; ${both.toLocaleString("en")} of them have an output of the initial checkpoint` : "")
+      ? `${Math.min(limit, shown.length).toLocaleString("en")} of ${shown.length.toLocaleString("en")} outputs shown` + (both < shown.length ? `; ${both.toLocaleString("en")} of them have an output of the ${run.start}` : "")
         + (field.order.value === "loss" && !(shown[0][4][metric] < shown[0][3][metric]) ? `; no output lost ${run.metrics[metric]}` : "")
       : "No output matches this filter.";
     byId("output-more").hidden = limit >= shown.length;
@@ -112,7 +113,7 @@ function startOutputs() {
     const [number, before, after, old, now] = row, [prompt, references] = inputs[number];
     const against = field.against.value === "before" && before !== null ? before : field.against.value === "reference" ? references[0] : undefined;
     const parts = against === undefined ? [[" ", after]] : diffWords(against, after);
-    const name = field.against.value === "before" ? "Initial checkpoint" : "Reference";
+    const name = field.against.value === "before" ? run.start : "Reference";
     const left = make("div", {}, make("h4", { text: name }), against === undefined ? make("p", { class: "text quiet", text: "not decoded for this input" }) : marked(parts, "-"));
     const right = make("div", {}, make("h4", { text: run.label }), marked(parts, "+"));
     const extra = field.against.value === "before" && references.length
