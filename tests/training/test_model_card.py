@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.integration.toy import build_rows, build_trainer
+from tests.integration.toy import build_rows, build_trainer, save_model
 
 SAVED = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
 
@@ -24,6 +24,12 @@ def test_a_saved_model_has_a_filled_in_card(kind: str, tmp_path: Path) -> None:
     assert f"| rouge1 | {logged['eval_rouge1']:.4f} |" in card
     assert ("AutoModelForSeq2SeqLM" if kind == "bart" else "AutoModelForCausalLM") in card
     assert str(tmp_path) not in card  # no path of this machine
+
+
+def test_the_model_of_a_run_folder_is_named_with_it(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path / "rl", model=str(save_model(tmp_path / "mft" / "model")), max_steps=1)
+    trainer.create_model_card(model_name="x")
+    assert "| initial checkpoint | mft/model |" in (tmp_path / "rl" / "README.md").read_text()
 
 
 def test_the_hub_gets_the_same_card(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def model_card(trainer: SemiOfflineTrainer) -> str:
     inputs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     facts = {
         "method": args.method or type(trainer.method).__name__,
-        "initial checkpoint": Path(base).name or type(policy.base).__name__,
+        "initial checkpoint": _name_of(Path(base)) or type(policy.base).__name__,
         "reward": " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in rewards) or "none",
         "training rows": f"{len(trainer.train_dataset):,}" if trainer.train_dataset is not None else "none",
         "steps": f"{trainer.state.global_step:,} of {inputs} inputs",
@@ -62,6 +62,11 @@ def model_card(trainer: SemiOfflineTrainer) -> str:
         f"## Versions\n\n{', '.join(_versions())}\n",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _name_of(model: Path) -> str:
+    """Without the path of this machine; `mft/model` for the model of a run folder."""
+    return f"{model.parent.name}/{model.name}" if model.name == "model" and model.parent.name else model.name
 
 
 def _table(facts: dict[str, str]) -> str:
