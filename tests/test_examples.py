@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from integration.toy import save_model
 from pages import blocks, check_commands
+from semioffline.cli import main
 from semioffline.rewards.registry import FAMILIES, load_reward
 from semioffline.scoring.named import reward_names
 from semioffline.scoring.reward_set import RewardSet
+from semioffline.tasks.reading.rows import load_rows
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "start.py")
@@ -28,6 +31,23 @@ def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
     runpy.run_path(str(path), run_name="__main__")
     assert re.search(r"reward +-?\d\.\d{3} -> +-?\d\.\d{3}", capsys.readouterr().out)
     assert (tmp_path / "metrics.jsonl").is_file()
+
+
+def test_the_example_with_own_data_is_what_run_reads(tmp_path, monkeypatch, capsys):
+    """The plan of 60 rows, with a tiny model: docs/your-own-data.md shows the whole with 500."""
+    examples = ROOT / "examples" / "own_data"
+    save_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["make_rows.py", "data", "60"])
+    runpy.run_path(str(examples / "make_rows.py"), run_name="__main__")
+    words = f"run --model model --data_dir data --reward {examples}/my_reward.py:good_title --device cpu --dry_run true"
+    assert main(words.split()) == 0
+    assert "other columns: device, place, fault" in capsys.readouterr().out
+    [row] = load_rows(Path("data/train.csv")).select([0]).to_list()
+    facts = {name: [row[name]] for name in ("device", "place", "fault")}
+    good_title = runpy.run_path(str(examples / "my_reward.py"))["good_title"]
+    assert good_title([f"{row['device']}, {row['place']}: {row['fault']}"], **facts) == [1.0]
+    assert good_title(["nothing of it"], **facts) == [0.0]
 
 
 def test_the_page_links_every_example():

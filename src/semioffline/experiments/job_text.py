@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from semioffline.evaluation.paired import p_value
 from semioffline.evaluation.scale import shown_value
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_plan import JobPlan, StagePlan
@@ -87,7 +88,7 @@ def show_result(result: JobResult) -> None:
         ["RL ahead by", *("" if each is None else _shown(reward, each.mean, "+") for each in ahead)],
         ["  95 %: from", *("" if each is None else _shown(reward, each.low, "+") for each in ahead)],
         ["  95 %: to", *("" if each is None else _shown(reward, each.high, "+") for each in ahead)],
-        ["  p", *("" if each is None else f"{each.p:.3f}" for each in ahead)],
+        ["  p", *("" if each is None else p_value(each.p) for each in ahead)],
     ]
     shown = [name for name in models[0].metrics if name not in ("reward", reward)]
     rows += [[name.replace("_", " "), *(_shown(name, model.metrics[name].mean) for model in models)] for name in shown]

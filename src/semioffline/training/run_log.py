@@ -106,10 +106,10 @@ def write_samples(
     if output.tokens is not None:
         _write_parquet(folder / "tokens" / f"step-{step}.parquet", output.tokens())
     for best in _best_of_inputs(rows)[:to_print]:
-        say(f"step {step}  {one_line(best['prompt'])}")
+        say(f"step {step}  {one_line(best['prompt'])}", margin=10)
         if best["masked_target"]:
-            say(f"  masked  {one_line(best['masked_target'])}")
-        say(f"  {best['reward']:.3f}  {one_line(best['sample'])}")
+            say(f"  masked  {one_line(best['masked_target'])}", margin=10)
+        say(f"  {best['reward']:.3f}  {one_line(best['sample'])}", margin=9)
 
 
 def _best_of_inputs(rows: Sequence[CompletionRow]) -> list[CompletionRow]:
