@@ -52,6 +52,24 @@ def test_what_a_file_lacks_has_its_default_and_what_is_unknown_is_left_out():
         Outer.from_json({"one": {"value": 1.0}})
 
 
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        ({"one": {"value": "x"}}, "value='x' must be a number"),
+        ({"one": {"value": True}}, "value=True must be a number"),
+        ({"one": 1}, "one=1 must be a map"),
+        ({"one": None}, "one=None must be a map"),
+        ({"name": None}, "name=None must be text"),
+        ({"some": {}}, "some={} must be a list"),
+        ({"some": [1]}, "some=1 must be a map"),
+        ({"by_name": {"b": []}}, r"by_name.b=\[\] must be a map"),
+    ],
+)
+def test_a_value_of_another_type_is_an_error_that_names_its_field(found, problem):
+    with pytest.raises(TypeError, match=problem):
+        Outer.from_json({"name": "x", "one": {"value": 1.0}} | found)
+
+
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_comparisons_of_all_versions_are_read_and_written_as_they_are(path):
     found = json.loads(path.read_text())

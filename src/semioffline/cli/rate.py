@@ -74,9 +74,13 @@ def read_files(files: list[Path], named: str | None) -> None:
 
 def _read_key(path: Path) -> Key:
     try:
-        return Key.from_json(read_json(path))
+        key = Key.from_json(read_json(path))
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise UserError(f"{path} is not the key of a rating page: {error}") from error
+    shown = {number for item in key.items for number in item.systems}
+    if key.protocol not in get_args(Protocol) or not shown <= set(range(len(key.systems))):
+        raise UserError(f"{path} is not the key of a rating page: its protocol or its items are unknown")
+    return key
 
 
 def _with_parents(folder: str) -> list[Path]:

@@ -39,7 +39,7 @@ class Predictions:
             names = [name for name in (rows[0] if rows else {}) if name not in _TEXTS]
             values = {name: [float(row[name]) for row in rows] for name in names}
             return cls(path, [str(row["prediction"]) for row in rows], [row["references"] for row in rows], values)
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError, OverflowError) as error:
             raise UserError(f"{path} does not hold predictions: {type(error).__name__}: {error}") from error
 
     def first(self, number: int) -> Predictions:

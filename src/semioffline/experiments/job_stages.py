@@ -27,7 +27,7 @@ from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.policy.policy import Policy
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import make_folder, read_content, read_json, write_atomically
-from semioffline.storage.records import Record
+from semioffline.storage.records import Record, read_record
 from semioffline.tasks.reading.rows import load_rows
 from semioffline.training.console import Console
 from semioffline.training.initial_outputs import BEFORE
@@ -98,7 +98,7 @@ def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Data
         free_memory()
     for path in folder.glob("checkpoint-*"):  # they were for going on
         shutil.rmtree(path, ignore_errors=True)
-    return Trained.from_json(read_json(folder / TRAINED))
+    return read_record(Trained, folder / TRAINED)
 
 
 def load_start(job: Job, plan: JobPlan, name: str) -> Policy:
@@ -136,7 +136,7 @@ def test_model(job: Job, plan: JobPlan, name: str) -> Tested:
         write_atomically(folder / TESTED, json.dumps(tested.to_json()))
         del trainer, policy
         free_memory()
-    return Tested.from_json(read_json(folder / TESTED))
+    return read_record(Tested, folder / TESTED)
 
 
 def _add_reward(evaluation: Evaluation, rewards: RewardSet) -> None:
@@ -158,7 +158,7 @@ def choose_static_target(job: Job, plan: JobPlan) -> StaticChoice:
         began = time.perf_counter()
         choice = _probe(job, plan) if given == "auto" else StaticChoice(given, "as you say")
         write_atomically(path, json.dumps(choice.to_json() | {"seconds": time.perf_counter() - began}, indent=1))
-    choice = StaticChoice.from_json(read_json(path))
+    choice = read_record(StaticChoice, path)
     job.say(f"static target: {choice.target} ({choice.reason})", margin=2)
     return choice
 
@@ -252,7 +252,7 @@ def count_more_steps(job: Job, plan: JobPlan, choice: StaticChoice, rows: Datase
         spent = sum(static_seconds(job).values())
         steps = max(1, round((plan.rl.steps * rl + spent) / mft))
         write_atomically(path, json.dumps(MoreSteps(steps, mft, rl, spent).to_json(), indent=1))
-    steps = MoreSteps.from_json(read_json(path)).steps if given is None else given
+    steps = read_record(MoreSteps, path).steps if given is None else given
     rate = plan.rl.learning_rate if plan.mft is None else plan.mft.learning_rate
     if job.options.mft_learning_rate is not None:
         rate = job.options.mft_learning_rate

@@ -144,7 +144,7 @@ def _columns(run: Run) -> dict[str, Any]:
     """label and method of a run; and for training and evaluation steps, seconds, and name -> values."""
     found: dict[str, Any] = {"label": run.label, "method": run.method}
     for part in (TRAIN, EVAL):
-        own = [line for line in run.log if _part(line) == part]
+        own = [line for line in run.log if _part(line) == part and finite(line.get("step", 0)) is not None]
         lines = list({line.get("step", n): line for n, line in enumerate(own)}.values())  # the last one of each step
         lines = lines[:: -(-len(lines) // MOST_POINTS) or 1]
         steps = [line.get("step", n) for n, line in enumerate(lines)]

@@ -47,12 +47,13 @@ def row_value(row: OutputRow | None, name: str, run: Run) -> float | None:
         return None
     if name != REWARD or REWARD in row:
         return finite(row.get(name))
-    weights = run.settings.get("reward_weights") or [1.0] * len(run.rewards)
+    given = run.settings.get("reward_weights") or [1.0] * len(run.rewards)
+    weights = [finite(weight) for weight in given] if isinstance(given, list) else []
     parts = [finite(row.get(reward)) for reward in run.rewards]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or len(weights) != len(parts) or not parts:
+    known = [(weight, part) for weight, part in zip(weights, parts) if weight is not None and part is not None]
+    if not parts or not len(weights) == len(parts) == len(known):
         return None
-    return sum(float(weight) * part for weight, part in zip(weights, known, strict=True))
+    return sum(weight * part for weight, part in known)
 
 
 def metric_names(run: Run) -> list[str]:

@@ -18,6 +18,7 @@ from semioffline.report.rated import RatingTable, read_ratings
 from semioffline.report.run_folders import Folder, Run, named_apart, read_folder
 from semioffline.report.summary import RunSummary, comparison_sentence, job_rows, summarise_run
 from semioffline.storage.files import make_folder, read_json, write_atomically
+from semioffline.storage.records import read_record
 
 REPORT = "report.html"
 SCRIPTS = ("uplot/uplot.min.js", "base.js", "charts.js", "outputs.js", "tokens.js")
@@ -114,8 +115,7 @@ def _ratings(folders: Sequence[Folder]) -> list[RatingTable]:
 def _made(folder: Folder) -> list[Made]:
     """Of the folder's command, or of each run where the folder has none."""
     if (folder.path / ABOUT).exists():
-        noted = RunProvenance.from_json(read_json(folder.path / ABOUT))
-        return [_made_of(folder, noted)]
+        return [_made_of(folder, read_record(RunProvenance, folder.path / ABOUT))]
     about = folder.comparison.about if folder.comparison else folder.job.about if folder.job else None
     return [_made_of(folder, RunProvenance(about or Provenance("", None, _versions(folder.path))))]
 

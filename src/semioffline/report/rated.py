@@ -15,12 +15,12 @@ import numpy as np
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import bootstrap_interval
 from semioffline.report.rating import Key
-from semioffline.storage.files import read_content, read_json, write_atomically
-from semioffline.storage.records import Record
+from semioffline.storage.files import read_content, write_atomically
+from semioffline.storage.records import Record, read_record
 from semioffline.storage.untrusted import parse_json
 
 RATINGS = "ratings.json"
-_LEVELS = {"overall": (-1, 0, 1), "criteria": (1, 2, 3), "pairwise": (-1, 0, 1)}
+LEVELS = {"overall": (-1, 0, 1), "criteria": (1, 2, 3), "pairwise": (-1, 0, 1)}
 """protocol -> the scores that a rater may give. Pairwise: -1 the first output, 1 the second, 0 neither."""
 
 
@@ -111,6 +111,13 @@ def _win_cells(each: WinRate) -> list[str]:
 
 
 @dataclass(frozen=True)
+class _Tables(Record):
+    """ratings.json"""
+
+    tables: list[RatingTable] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class _Rating:
     rater: str
     item: int
@@ -156,10 +163,11 @@ def _read(path: Path, key: Key) -> Iterator[_Rating]:
 def _checked(entry: Any, key: Key, rater: str, path: Path) -> _Rating:
     values = entry if isinstance(entry, dict) else {}
     item, place, score = values.get("item"), values.get("output"), values.get("score")
-    number = isinstance(item, int) and 0 <= item < len(key.items)
-    outputs = len(key.items[item].systems) if number and isinstance(item, int) else 0
-    fits = (isinstance(place, int) and 0 <= place < outputs) or (key.protocol == "pairwise" and place is None)
-    if not number or not fits or score not in _LEVELS[key.protocol] or values.get("criterion") not in key.criteria:
+    number = type(item) is int and 0 <= item < len(key.items)
+    outputs = len(key.items[item].systems) if number and type(item) is int else 0
+    fits = (type(place) is int and 0 <= place < outputs) or (key.protocol == "pairwise" and place is None)
+    is_level = type(score) is int and score in LEVELS[key.protocol]
+    if not number or not fits or not is_level or values.get("criterion") not in key.criteria:
         raise UserError(f"{path} holds a rating that its page cannot have given: {json.dumps(entry)[:200]}")
     system = -1 if key.protocol == "pairwise" else key.items[item].systems[place]  # type: ignore[index]
     return _Rating(rater, int(item), system, str(values["criterion"]), float(score))  # type: ignore[arg-type]
@@ -231,11 +239,11 @@ def _alpha(key: Key, ratings: Sequence[_Rating], criterion: str, raters: Sequenc
 def add_ratings(folder: Path, table: RatingTable) -> None:
     """ratings.json of a folder: this table in the place of an older one of the same page."""
     others = [each for each in read_ratings(folder) if each.id != table.id]
-    write_atomically(folder / RATINGS, json.dumps({"tables": [each.to_json() for each in [*others, table]]}, indent=1))
+    write_atomically(folder / RATINGS, json.dumps(_Tables([*others, table]).to_json(), indent=1))
 
 
 def read_ratings(folder: Path) -> list[RatingTable]:
     path = folder / RATINGS
     if not path.exists():
         return []
-    return [RatingTable.from_json(table) for table in read_json(path).get("tables", [])]
+    return read_record(_Tables, path).tables

@@ -15,6 +15,7 @@ from semioffline.experiments.job_results import INITIAL, MFT, JobResult
 from semioffline.experiments.plan import START
 from semioffline.experiments.results import Comparison
 from semioffline.storage.files import read_content, read_json, read_log
+from semioffline.storage.records import read_record
 from semioffline.storage.untrusted import parse_yaml
 from semioffline.training.diagnostics import Finding, Line, find_problems
 from semioffline.training.initial_outputs import BEFORE
@@ -81,11 +82,10 @@ def read_folder(path: Path) -> Folder:
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
     result = _object(path / "result.json")
-    comparison = _object(path / "comparison.json")
-    if comparison:
-        found = Folder(path, _runs_of_comparison(path), comparison=Comparison.from_json(comparison))
+    if (path / "comparison.json").exists():
+        found = Folder(path, _runs_of_comparison(path), comparison=read_record(Comparison, path / "comparison.json"))
     elif result.get("kind") == "job":
-        job = JobResult.from_json(result)
+        job = read_record(JobResult, path / "result.json")
         found = Folder(path, _runs_of_job(path, job), job=job)
     elif (path / LOG).exists() or (path / PREDICTIONS).exists():
         found = Folder(path, [_read_run(path, path.resolve().name)])
@@ -118,7 +118,7 @@ def _read_run(folder: Path, label: str, before: Sequence[OutputRow] = (), with_o
         label=label,
         folder=folder,
         method=str(settings.get("method") or result.get("method") or ""),
-        seed=result.get("seed"),
+        seed=seed if isinstance(seed := result.get("seed"), int) else None,
         log=[_numbers(line) for line in read_log(folder / LOG)],
         before=own or list(before),
         after=list(_rows(folder / PREDICTIONS)) if with_outputs else [],

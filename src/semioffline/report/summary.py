@@ -14,7 +14,7 @@ from semioffline.experiments.job_results import RESULT, JobResult
 from semioffline.experiments.plan import START
 from semioffline.experiments.results import Comparison
 from semioffline.report.outputs import REWARD, MetricChange
-from semioffline.report.run_folders import Run
+from semioffline.report.run_folders import Run, finite
 from semioffline.report.table import LEVEL, p_between
 
 SAME = "none"
@@ -148,11 +148,11 @@ def _facts(run: Run) -> list[Fact]:
     result = run.result
     names = ("task", "model")
     facts = [Fact(name, PurePath(str(run.settings[name])).name) for name in names if run.settings.get(name)]
-    steps = result.get("steps") or max((line.get("step", 0) for line in run.log), default=0)
+    steps = finite(result.get("steps")) or max((line.get("step", 0) for line in run.log), default=0)
     if steps:
         facts.append(Fact("steps", f"{steps:,.0f}"))
-    seconds = result.get("seconds") or max((line.get("time/train", 0) for line in run.log), default=0)
-    if isinstance(seconds, (int, float)) and seconds:
+    seconds = finite(result.get("seconds")) or max((line.get("time/train", 0) for line in run.log), default=0)
+    if seconds:
         facts.append(Fact("training time", duration(seconds)))
     cost = result.get("cost_per_input")
     if isinstance(cost, Mapping) and isinstance(cost.get("forward_passes"), (int, float)) and steps:
@@ -177,6 +177,8 @@ def _reward_calls(run: Run) -> float:
 
 
 def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "–"
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, left = divmod(round(seconds), 60)

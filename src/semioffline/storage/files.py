@@ -59,10 +59,15 @@ def read_content(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def _parse_int(digits: str) -> float:
+    """Numbers that no float can hold are infinite, whether they are written with an exponent or without."""
+    return int(digits) if len(digits) < 300 else float(digits)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        found = json.loads(read_content(path).decode("utf-8"))
+        found = json.loads(read_content(path).decode("utf-8"), parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -107,7 +112,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         return found
     for line in read_content(path).split(b"\n")[:-1]:  # after the last line end: nothing, or a part of a line
         try:
-            entry = json.loads(line)
+            entry = json.loads(line, parse_int=_parse_int)
         except (ValueError, RecursionError):
             break
         if not isinstance(entry, dict):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from semioffline.errors import UserError, short
+from semioffline.storage.files import read_json
 
 
 @dataclass(frozen=True)
@@ -17,26 +21,62 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Self:
-        kinds = get_type_hints(cls)
-        return cls(**{item.name: _read(kinds[item.name], data[item.name]) for item in fields(cls) if item.name in data})
+        """Raises TypeError where a field is missing or has a value of another type."""
+        kinds, items = get_type_hints(cls), fields(cls)
+        needed = [item.name for item in items if item.default is MISSING and item.default_factory is MISSING]
+        if missing := [name for name in needed if name not in data]:
+            raise TypeError(f"there is no {', '.join(missing)}")
+        found = {item.name: _read(kinds[item.name], data[item.name], item.name) for item in items if item.name in data}
+        return cls(**found)
 
     def to_json(self) -> dict[str, object]:
         return {item.name: _write(getattr(self, item.name)) for item in fields(self)}
 
 
-def _read(kind: Any, value: Any) -> Any:
-    """A value of a JSON file as its type says: records inside lists, maps and optional fields are made, too."""
+R = TypeVar("R", bound=Record)
+
+
+def read_record(kind: type[R], path: Path) -> R:
+    """The record in a JSON file, which may be damaged, or someone else's."""
+    try:
+        return kind.from_json(read_json(path))
+    except (TypeError, LookupError, AttributeError) as error:
+        raise UserError(f"{path} is not a file that semioffline has written: {error}") from error
+
+
+_NOUNS: dict[Any, str] = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """A value of a JSON file as its type says: records inside lists, maps and optional fields are made, too.
+
+    name: of the value, for errors.
+    """
     origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not NoneType]
-    if value is None:
-        return None
-    if isinstance(kind, type) and issubclass(kind, Record):
-        return kind.from_json(value)
-    if origin in (Union, UnionType) and len(parts) == 1:
-        return _read(parts[0], value)
+    if origin in (Union, UnionType):
+        return None if value is None else _read(parts[0], value, name) if len(parts) == 1 else value
+    if kind in _NOUNS:
+        return _check(_fits(kind, value), value, name, _NOUNS[kind])
     if origin is list:
-        return [_read(parts[0], each) for each in value]
-    if origin is dict:
-        return {name: _read(parts[1], each) for name, each in value.items()}
+        return [_read(parts[0], each, name) for each in _check(isinstance(value, list), value, name, "a list")]
+    is_map = origin in (dict, Mapping) or is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Record))
+    _check(not is_map or isinstance(value, Mapping), value, name, "a map")
+    if origin in (dict, Mapping):
+        return {key: _read(parts[1], each, f"{name}.{key}") for key, each in value.items()}
+    return kind.from_json(value) if is_map and not is_typeddict(kind) else value
+
+
+def _fits(kind: Any, value: object) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, float):
+        return kind is float or (kind is int and value.is_integer())
+    return isinstance(value, kind) or (kind is float and isinstance(value, int))
+
+
+def _check(fits: bool, value: Any, name: str, noun: str) -> Any:
+    if not fits:
+        raise TypeError(f"{name}={short(repr(value))} must be {noun}")
     return value
 
 
