@@ -21,6 +21,7 @@ from semioffline.validation import (
     BEAMS,
     NOT_NEGATIVE,
     PENALTY,
+    POSITIVE,
     PROCESSES,
     SECONDS,
     SEED,
@@ -31,6 +32,7 @@ from semioffline.validation import (
     Range,
     describe,
     setting,
+    show,
     wrong_settings,
 )
 
@@ -70,12 +72,15 @@ _DEFINING |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_g
 _DEFINING |= {"train_sampling_strategy"}
 """Transformers' settings that a resumed run must not change."""
 _RANGES = {"adam_beta1": Range(0, 1, open_high=True), "adam_beta2": Range(0, 1, open_high=True), "data_seed": SEED}
-_RANGES |= dict.fromkeys(("adam_epsilon", "weight_decay", "eval_delay", "neftune_noise_alpha"), NOT_NEGATIVE)
+_RANGES |= dict.fromkeys(("weight_decay", "eval_delay", "neftune_noise_alpha"), NOT_NEGATIVE)
+_RANGES |= {"adam_epsilon": POSITIVE}  # at 0, a gradient of 0 makes a weight NaN
 _RANGES |= dict.fromkeys(("eval_accumulation_steps", "torch_empty_cache_steps"), STEPS)
 _RANGES |= {"dataloader_num_workers": PROCESSES, "dataloader_prefetch_factor": Range(1, 1024), "ddp_timeout": STEPS}
 _RANGES |= {name: allowed for name, (_, allowed) in TRANSFORMERS.items() if allowed is not None}
 _CHECKPOINTING = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 """Arguments of torch.utils.checkpoint."""
+_NESTED = ("accelerator_config", "deepspeed", "fsdp", "fsdp_config", "parallelism_config")
+"""Settings with settings of their own, which Transformers checks without saying in which of them they are."""
 _PLACES = {"output_dir", "resume_from_checkpoint"}
 
 
@@ -220,7 +225,9 @@ class MethodConfig(TrainingArguments):
         chooses = self.load_best_model_at_end or self.early_stopping_patience is not None
         if chooses and self.metric_for_best_model is None:
             self.metric_for_best_model = "reward"
-        with told_in_one_line(Exception):  # Transformers finds out what is wrong in many ways
+        given = ((name, getattr(self, name)) for name in _NESTED)
+        before = "".join(f"{name}={show(value)}: " for name, value in given if value)
+        with told_in_one_line(Exception, before=before):  # Transformers finds out what is wrong in many ways
             super().__post_init__()
         for name in set(self.gradient_checkpointing_kwargs or {}) - _CHECKPOINTING:
             raise unknown("name in gradient_checkpointing_kwargs", str(name), _CHECKPOINTING)
@@ -246,6 +253,8 @@ class MethodConfig(TrainingArguments):
         wrong = []
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             wrong.append("early_stopping_patience needs evaluations: set eval_strategy")
+        if self.load_best_model_at_end and self.eval_strategy == "no":
+            wrong.append("load_best_model_at_end needs evaluations: set eval_strategy, and save_strategy to the same")
         if self.cuda_graphs and self.gradient_accumulation_steps > 1:
             wrong.append(
                 f"cuda_graphs with gradient_accumulation_steps={self.gradient_accumulation_steps}: a graph keeps the "
@@ -269,6 +278,15 @@ def config_descriptions(kind: Any) -> dict[str, Description]:
         for item in fields(kind)
         if item.init
     }
+
+
+def check_own_settings(kind: Any, owner: str, given: Mapping[str, object]) -> None:
+    """Refuse values in --settings that no setting takes. owner: the method or stage; given: names that it reads."""
+    described = config_descriptions(kind)
+    for name, value in given.items():
+        wrong = described[name].type_problem(value) or described[name].range_problem(value)
+        if wrong:
+            raise UserError(f"--settings: {name}={show(value)} of {owner} {wrong}")
 
 
 def setting_names(config: type[MethodConfig]) -> frozenset[str]:

@@ -79,4 +79,5 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     hint = f" Did you mean '{near[0]}'?" if near else ""
     shown = names if len(names) <= MOST_NAMES else sorted(get_close_matches(given, names, n=8, cutoff=0.0))
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-    return UserError(f"unknown {kind} '{given}'.{hint} Known: {', '.join(shown)}{more}.")
+    known = f"Known: {', '.join(shown)}{more}." if shown else "There is none."
+    return UserError(f"unknown {kind} '{given}'.{hint} {known}")

@@ -216,7 +216,7 @@ def test_names(argv: list[str], parts: list[str], refused, tmp_path: Path, monke
         ({"resume_from_checkpoint": "nowhere"}, ["say --resume"]),
         ({"label_smoothing_factor": 1.5}, ["label_smoothing_factor=1.5 must be between 0 and 1"]),
         ({"adam_beta1": 2}, ["adam_beta1=2.0 must lie in [0, 1)"]),
-        ({"adam_epsilon": -1}, ["adam_epsilon=-1.0 must be at least 0"]),
+        ({"adam_epsilon": -1}, ["adam_epsilon=-1.0 must be above 0"]),
         ({"reward_workers": -1}, ["reward_workers=-1 must be at least 0"]),
         ({"mask_rate_end": 2}, ["mask_rate_end=2.0 must be between 0 and 1"]),
         ({"lr_scheduler_kwargs": "nope"}, ["lr_scheduler_kwargs is not JSON"]),

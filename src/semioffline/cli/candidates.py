@@ -82,6 +82,10 @@ class CandidateOptions(Options):
             min_new_tokens=self.min_new_tokens,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
         )
+        unread = {"sampling": ("num_beam_groups", "search_beams"), "beam": ("num_beam_groups",)}
+        for name in unread.get(self.strategy, ()):
+            if (value := getattr(self, name)) is not None:
+                raise UserError(f"--{name} {value} must not be given: --strategy {self.strategy} has none")
         if self.strategy == "sampling":
             return make(do_sample=True, top_p=self.top_p, temperature=self.temperature)
         beams = self.search_beams or self.num_candidates

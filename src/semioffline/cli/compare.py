@@ -18,7 +18,7 @@ from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about
 from semioffline.config import MethodConfig
 from semioffline.data.options import ModelOptions
-from semioffline.errors import unknown
+from semioffline.errors import UserError, unknown
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.other_comparisons import labelled_folders
 from semioffline.experiments.plan import START, Plan
@@ -146,7 +146,10 @@ def _check_only(only: str | None, seeds: dict[str, list[int]]) -> None:
 def _split_only(argv: list[str]) -> tuple[list[str], str | None]:
     """The command of the whole comparison, and what --only says: before anything else is read, because a table needs no
     GPU whatever the settings ask for."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--only")
-    found, whole = parser.parse_known_args(argv)
+    try:
+        found, whole = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from error
     return whole, found.only

@@ -7,7 +7,7 @@ from typing import Any
 
 from semioffline.cli.options import as_flags, parse, unread_setting
 from semioffline.cli.recipes import Recipe, take_recipe
-from semioffline.config import MethodConfig, config_descriptions, setting_names
+from semioffline.config import MethodConfig, check_own_settings, setting_names
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START
@@ -151,6 +151,8 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
     for method in options.methods:
         check_method(method.partition("@")[0])
         _check_label(method)
+        if options.methods.count(method) > 1:
+            raise UserError(f"--methods has {method} twice: METHOD@LABEL is METHOD with settings of its own")
     if args.early_stopping_patience is not None:
         raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
     options.sampling(1)
@@ -173,15 +175,12 @@ def _check_label(method: str) -> None:
 
 
 def _check_own(method: str, own: Recipe) -> None:
-    """The names of a method's own settings, and what cannot be written as a flag; their values are checked with it."""
+    """The names and values of a method's own settings."""
     kind: Any = config_class("mft" if method == START else method.partition("@")[0])
-    names, described = setting_names(kind), config_descriptions(kind)
+    names = setting_names(kind)
     for name in own.keys() - names - set(OWN):
         raise unread_setting(f"setting of {method}", name, names)
-    for name, value in own.items():
-        wrong = described[name].type_problem(value) if name not in OWN else None
-        if wrong and (value is None or isinstance(value, (list, dict))):
-            raise UserError(f"--settings: {name}={show(value)} of {method} {wrong}")
+    check_own_settings(kind, method, {name: value for name, value in own.items() if name not in OWN})
 
 
 def _check_shape(given: Any) -> None:

@@ -54,7 +54,9 @@ class EvaluateOptions(Options):
     cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
     seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.", allowed=SEED)
     against: list[str] = setting(
-        [], "Run folders or models to compare with, over the same inputs: paired differences, intervals and p-values."
+        [],
+        "Run folders or models to compare with, over the same inputs: paired differences, intervals and p-values.",
+        place=True,
     )
 
     def method_config(self, folder: Path, on_cpu: bool) -> MethodConfig:

@@ -55,6 +55,7 @@ def _reader(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 Unread = Literal["reject", "ignore"]
+_FLAG = re.compile(r"--?\w")
 
 
 def parse(
@@ -79,8 +80,13 @@ def parse(
     recipe, argv = take_recipe(argv)
     lists = {action.dest for action in parser._actions if action.nargs in ("+", "*")}
     for key, value in recipe.items():
-        if isinstance(value, list) and len(value) > 1 and key in names - lists:
+        if isinstance(value, list) and key in names - lists:
             raise UserError(f"{key} in the recipe must be one value, not a list")
+        parts = value if isinstance(value, list) else ()
+        if isinstance(value, dict) and key == "columns":
+            parts = list(value.values())
+        if any(part is None or isinstance(part, (list, dict)) for part in parts):
+            raise UserError(f"{key} in the recipe must hold plain values, not {short(str(value))}")
     if shared_recipe:
         recipe.pop("method", None)
     for key in sorted(map(str, recipe.keys() - names)) if unread == "reject" else ():
@@ -90,8 +96,8 @@ def parse(
     *parsed, rest = parser.parse_args_into_dataclasses(
         args=as_flags(given) + argv, return_remaining_strings=True, look_for_args_file=False
     )
-    if rest and not rest[0].startswith("-"):
-        raise UserError(f"'{short(rest[0])}' is not an option: every setting is --name value")
+    if rest and not _FLAG.match(rest[0]):
+        raise UserError(f"{short(repr(rest[0]))} is not an option: every setting is --name value")
     if rest and unread == "reject":
         raise unread_setting("option", rest[0].split("=")[0].lstrip("-"), names)
     for data in (options for options in parsed if isinstance(options, DataOptions)):

@@ -39,4 +39,7 @@ def run(argv: list[str]) -> None:
 def leading_folders(argv: list[str]) -> tuple[list[Path], list[str]]:
     """The words before the first flag, and the flags."""
     words = [] if wants_help(argv) else list(takewhile(lambda word: not word.startswith("-"), argv))
+    for word in words:
+        if "://" in word:
+            raise UserError(f"{word} must be a folder of this machine, not an address: download it first")
     return [Path(word) for word in words], argv[len(words) :]

@@ -26,10 +26,7 @@ def text_limits(policy: Policy, config: MethodConfig) -> tuple[int, int]:
         completion = _longest(most, usual, None if one else prompt)
     if prompt is None:
         prompt = _longest(most, 512, None if one else completion)
-    if most is not None and (max(prompt, completion) if one else prompt + completion) > most:
-        raise UserError(
-            f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
-        )
+    check_limits(policy, prompt, completion)
     longest = max(prompt, completion)
     padded = round_up(longest, config.pad_to_multiple_of)
     if most is not None and one and padded > most:  # rows of a decoder-only model begin again at their prompt's end
@@ -38,6 +35,16 @@ def text_limits(policy: Policy, config: MethodConfig) -> tuple[int, int]:
             f"has {most} positions: lower max_prompt_length or max_completion_length"
         )
     return prompt, completion
+
+
+def check_limits(policy: Policy, prompt: int, completion: int) -> None:
+    """Whether the model has positions for prompts and completions of these lengths."""
+    most = policy.max_positions()
+    needed = max(prompt, completion) if policy.is_encoder_decoder else prompt + completion
+    if most is not None and needed > most:
+        raise UserError(
+            f"max_prompt_length={prompt} and max_completion_length={completion} exceed the model's {most} positions"
+        )
 
 
 @dataclass

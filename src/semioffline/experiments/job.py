@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from semioffline.config import MethodConfig
 from semioffline.data.examples import Examples
 from semioffline.data.inspection import choose_lengths, inspect
+from semioffline.data.lengths import check_limits
 from semioffline.data.prompt_form import PromptForm, apply_form, choose_form
 from semioffline.data.splits import Splits, digest_splits
 from semioffline.errors import UserError, changes
@@ -144,6 +145,8 @@ def make_plan(job: Job) -> JobPlan:
     splits = apply_form(job.splits, form)
     found = inspect(splits, policy)
     prompt, completion = choose_lengths(found, policy)
+    prompt, completion = options.max_prompt_length or prompt, options.max_completion_length or completion
+    check_limits(policy, prompt, completion)
     kind = str(policy.config.model_type)
     parameters = sum(parameter.numel() for parameter in policy.parameters())
     plan = JobPlan(
@@ -155,8 +158,8 @@ def make_plan(job: Job) -> JobPlan:
         found=found,
         form=form,
         form_reason=reason,
-        max_prompt_length=options.max_prompt_length or prompt,
-        max_completion_length=options.max_completion_length or completion,
+        max_prompt_length=prompt,
+        max_completion_length=completion,
         mask=check_mask_token(policy, _some(splits.rows["train"], policy, INPUTS, prompt, completion)),
         speed=Speed(0.0, 0.0, 0.0),
         mft=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from semioffline.config import setting_names
+from semioffline.config import check_own_settings, setting_names
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.job_results import MFT, MORE_MFT
 from semioffline.experiments.job_results import RESULT as RL
@@ -30,6 +30,14 @@ from semioffline.validation import (
 
 METHODS = {MFT: "mft", RL: "semi_offline", MORE_MFT: "mft"}
 """stage that trains -> its method"""
+DECIDED = {
+    "output_dir": "every stage has its folder in --output_dir",
+    "max_steps": "use --mft_steps, --rl_steps or --more_mft_steps",
+    "num_train_epochs": "use --mft_steps, --rl_steps or --more_mft_steps",
+    "max_prompt_length": "use --max_prompt_length",
+    "max_completion_length": "use --max_completion_length",
+}
+"""Settings of a stage that the job decides -> what to do instead."""
 _STEPS = STEPS._replace(low=0)
 _FREE = ("output_dir", "dry_run")
 
@@ -96,8 +104,12 @@ class JobOptions(Options):
         for stage, own in given.items():
             if stage not in METHODS:
                 raise unknown("stage in --settings", stage, METHODS)
-            for name in own.keys() - setting_names(config_class(METHODS[stage])):
-                raise unknown(f"setting of {stage}", name, setting_names(config_class(METHODS[stage])))
+            kind = config_class(METHODS[stage])
+            for name in own.keys() - setting_names(kind):
+                raise unknown(f"setting of {stage}", name, setting_names(kind))
+            for name in own.keys() & DECIDED.keys():
+                raise UserError(f"--settings: {name} of {stage} must not be given: {DECIDED[name]}")
+            check_own_settings(kind, stage, own)
         self.own: dict[str, dict[str, object]] = given
 
     def adapter(self) -> Any:

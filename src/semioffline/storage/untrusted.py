@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pickle import UnpicklingError
@@ -148,6 +149,10 @@ def loading(what: str) -> Iterator[None]:
         raise UserError(f"cannot load {what}: {kind}{lines[0]}") from error
 
 
+_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+"""PyYAML takes 1e-5 for text: YAML 1.1 asks for a point and a sign."""
+
+
 class _Loader(yaml.SafeLoader):
     """Counts nodes with everything that their aliases stand for, before anything is made of them."""
 
@@ -178,3 +183,6 @@ class _Loader(yaml.SafeLoader):
                 )
             seen |= set() if name is None else {name}
         return node
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
