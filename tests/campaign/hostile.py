@@ -146,7 +146,116 @@ RECIPES: dict[str, bytes] = {
     "escapes": b'reward: "\\e[31mred"\n',
     "a path": b"reward: ../../x.py:f\n",
     "half a character": b'reward: "\\ud83d"\n',
+    "a list of lists": b"reward: [[rouge1]]\n",
+    "a list of nothing": b"reward: [null]\n",
+    "a list of maps": b"reward: [{a: 1}]\n",
+    "a list for one value": b"seed: [1]\n",
+    "columns of maps": b"columns: {prompt: {a: 1}}\n",
+    "a point for a whole number": b"seed: 1.0\n",
+    "yes for a number": b"seed: yes\n",
+    "dashes": b"learning-rate: 0.1\n",
+    "a flag": b"--seed: 1\n",
+    "an unknown tag": b"seed: !mine 1\n",
+    "another version": b"%YAML 9.9\n---\nseed: 1\n",
+    "a name with a space that none sees": "\u00a0seed: 1\n".encode(),
+    "many names": b"".join(b"k%d: 1\n" % n for n in range(11_000)),
 }
+
+_LINE = b'{"prompt":"a","prediction":"b","references":["c"],"rouge1":0.5}\n'
+_HUGE = b"9" * 400
+RUN = {"predictions.jsonl": _LINE, "metrics.jsonl": b'{"step":1,"loss":1}\n'}
+"""A run folder that is good."""
+ODD_RUNS: dict[str, tuple[str, bytes]] = {
+    # one of its files, and what is in it: what cannot be shown is left out
+    "half a line": ("predictions.jsonl", _LINE + b"{"),
+    "no references": ("predictions.jsonl", b'{"prompt":"a","prediction":"b","references":null,"rouge1":null}\n'),
+    "mixed references": ("predictions.jsonl", b'{"prompt":"a","prediction":"b","references":[1,null],"x":[1]}\n'),
+    "a text as a metric": ("predictions.jsonl", b'{"prompt":"a","prediction":"b","rouge1":"x"}\n'),
+    "infinite metrics": ("predictions.jsonl", b'{"prompt":"a","prediction":"b","x":1e400,"y":NaN,"z":-Infinity}\n'),
+    "a huge metric": ("predictions.jsonl", b'{"prompt":"a","prediction":"b","rouge1":' + _HUGE + b"}\n"),
+    "half a character": ("predictions.jsonl", b'{"prompt":"\\ud83d","prediction":"b"}\n'),
+    "texts in the log": ("metrics.jsonl", b'{"step":"x","loss":[]}\n'),
+    "NaN in the log": ("metrics.jsonl", b'{"step":-5,"loss":NaN}\n{"step":-5,"loss":1e999}\n'),
+    "a huge step": ("metrics.jsonl", b'{"step":' + _HUGE + b',"loss":1,"time/train":1e999}\n'),
+    "no step": ("metrics.jsonl", b'{"step":null}\n{"loss":true}\n'),
+    "a log of a list": ("metrics.jsonl", b"[]\n"),
+    "a log of NUL": ("metrics.jsonl", b"\0" * 50),
+    "a number of metrics": ("result.json", b'{"metrics":1,"seconds":"x","steps":"y","seed":[1]}'),
+    "metrics of texts": ("result.json", b'{"metrics":{"rouge1":{"mean":"x","low":[],"high":{}}}}'),
+    "endless seconds": ("result.json", b'{"seconds":1e999,"steps":' + _HUGE + b"}"),
+    "odd changes": ("result.json", b'{"changes":{"x":{"before":"a"}},"method":{},"cost_per_input":[]}'),
+    "odd weights": ("settings.json", b'{"method":[],"reward_weights":3,"num_samples":"x"}'),
+    "odd settings": ("config.yaml", b"method: {a: 1}\nreward_weights: [x]\n"),
+    "a list as settings": ("config.yaml", b"- 1"),
+}
+BAD_RUNS: dict[str, tuple[str, bytes]] = {
+    "result: empty": ("result.json", b""),
+    "result: null": ("result.json", b"null"),
+    "result: deep": ("result.json", b"[" * 50_000),
+    "result: no UTF-8": ("result.json", b"\xff"),
+    "result: a job that is none": ("result.json", b'{"kind":"job"}'),
+    "result: models in a list": ("result.json", b'{"kind":"job","models":[]}'),
+    "result: a number as a model": (
+        "result.json",
+        b'{"kind":"job","title":"","reward":"","sentence":"","about":{"command":"","commit":null,"versions":{}},'
+        b'"models":{"initial":1}}',
+    ),
+    "comparison: empty": ("comparison.json", b""),
+    "comparison: a map": ("comparison.json", b"{}"),
+    "comparison: a number of methods": ("comparison.json", b'{"methods":1}'),
+    "comparison: a number as a method": ("comparison.json", b'{"methods":{"ft":1}}'),
+    "comparison: no metrics": (
+        "comparison.json",
+        b'{"metrics":[],"percent":{},"reference":"ft","methods":{},"wall_seconds":0,'
+        b'"about":{"command":"","commit":null,"versions":{}}}',
+    ),
+    "settings: cut": ("settings.json", b"{"),
+    "settings: a list": ("settings.json", b"[]"),
+    "config: an alias of itself": ("config.yaml", b"a: &a [*a]"),
+    "config: code": ("config.yaml", b"!!python/name:os.system"),
+}
+BAD_NOTES: dict[str, tuple[str, bytes]] = {
+    # read for the report alone
+    "ratings: empty": ("ratings.json", b""),
+    "ratings: a number": ("ratings.json", b'{"tables":1}'),
+    "ratings: numbers": ("ratings.json", b'{"tables":[1]}'),
+    "ratings: nothing in a table": ("ratings.json", b'{"tables":[{}]}'),
+    "ratings: a number as the name": (
+        "ratings.json",
+        b'{"tables":[{"id":1,"protocol":"overall","raters":[],"inputs":0,"ratings":0}]}',
+    ),
+    "about: a list": ("about.json", b"[]"),
+    "about: a number": ("about.json", b'{"about":1}'),
+    "about: versions in a list": ("about.json", b'{"about":{"command":"","commit":null,"versions":[]}}'),
+    "about: a number as data": (
+        "about.json",
+        b'{"about":{"command":"","commit":null,"versions":{}},"data":{"train":1}}',
+    ),
+}
+KEY: dict[str, object] = {
+    "id": "a",
+    "protocol": "overall",
+    "criteria": ["overall"],
+    "systems": [{"label": "x", "folder": ""}],
+    "items": [{"prompt": "p", "systems": [0]}],
+}
+RATING: dict[str, object] = {"item": 0, "output": 0, "criterion": "overall", "score": 1}
+BAD_KEYS: list[dict[str, object]] = [
+    # what differs from KEY
+    *({"id": value} for value in (1, ["a"], None)),
+    *({"protocol": value} for value in ("x", 1, ["overall"])),
+    *({"criteria": value} for value in (1, [1], "overall")),
+    *({"systems": value} for value in ([], 1, [1], [{}], [{"label": 1, "folder": 2}])),
+    *({"items": value} for value in (1, [1], [{"prompt": "p", "systems": 0}], [{"prompt": ["p"], "systems": [0]}])),
+    *({"items": [{"prompt": "p", "systems": value}]} for value in ([7], ["0"], [-1], [None])),
+]
+BAD_RATINGS: list[object] = [
+    *(1, None, [], {}),
+    *(RATING | {"item": value} for value in (True, -1, 9, "0", 0.5, None)),
+    *(RATING | {"output": value} for value in (True, -1, None, "0", [0])),
+    *(RATING | {"score": value} for value in (True, "1", None, [1], {}, 1e300, float("nan"), 0.5, 2)),
+    *(RATING | {"criterion": value} for value in (["overall"], {}, None, "x")),
+]
 
 
 def write_data(folder: Path) -> None:

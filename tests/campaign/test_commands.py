@@ -25,6 +25,7 @@ TRAIN += "--num_samples 2 --report_to none --disable_tqdm true"
 DATA = "--model model --data_dir data --device cpu --output_dir OUT"
 COMPARE = "compare --task ads --device cpu --output_dir OUT --limit 4 --start_steps 1 --methods ft --budget_steps 1"
 COMPARE += " --reward click_rate"
+JOB = "run --model model --train_file many.jsonl --output_dir OUT --device cpu --reward rewards.py:ok --dry_run"
 REWARDS = """
 def ok(completions, **columns):
     return [1.0] * len(completions)
@@ -45,6 +46,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / place).write_text(rows, encoding="utf-8")
     (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
     (folder / "empty").mkdir()
+    many = "".join(json.dumps(row) + "\n" for row in build_rows(40).to_list())
+    (folder / "many.jsonl").write_text(many, encoding="utf-8")
+    (folder / "empty.py").write_text("", encoding="utf-8")
+    (folder / "broken.py").write_text("def f(:\n", encoding="utf-8")
+    (folder / "leaving.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    (folder / "list-of-one.yaml").write_text("seed: [1]\n", encoding="utf-8")
     (folder / "file").write_text("x", encoding="utf-8")
     (folder / "binary.jsonl").write_bytes(bytes(range(256)))
     (folder / "half.jsonl.gz").write_bytes(b"\x1f\x8b")
@@ -87,7 +94,7 @@ LINES: list[tuple[str, str]] = [
     (f"train semi_offline {TRAIN} --gradient_checkpointing_kwargs " + '{"x":1}', "gradient_checkpointing_kwargs 'x'"),
     (f"train semi_offline {TRAIN} --eval_strategy steps", "eval_strategy='steps' needs"),
     (f"train semi_offline {TRAIN} --logging_steps 1.5", "logging_steps"),
-    (f"train semi_offline {TRAIN} --load_best_model_at_end", "--load_best_model_at_end"),
+    (f"train semi_offline {TRAIN} --load_best_model_at_end", "load_best_model_at_end needs evaluations"),
     (f"train semi_offline {TRAIN.replace('rewards.py:ok', 'rewards.py:huge')}", "'huge' returned 1e+308"),
     *[
         (f"train semi_offline {TRAIN.replace('good.jsonl', name)}", name)
@@ -125,6 +132,69 @@ LINES: list[tuple[str, str]] = [
     (f"{COMPARE.replace('OUT', 'half')} --only table", "half/runs/ft-seed0/result.json cannot be read"),
     (f"{COMPARE.replace('OUT', 'other')} --only table", "other/runs/ft-seed0/result.json cannot be read"),
     (f"{COMPARE.replace('--output_dir OUT', '--output_dir=')}", "output_dir='' must not be empty"),
+    (f"{COMPARE} --only", "--only: expected one argument"),
+    (f"{COMPARE} --methods ft ft", "--methods has ft twice"),
+    (f"{COMPARE} --methods ft@a mft ft@a", "--methods has ft@a twice"),
+    (f"{COMPARE} --settings " + '{"ft":{"learning_rate":"1"}}', "learning_rate='1' of ft must be a finite number"),
+    (f"{COMPARE} --settings " + '{"ft":{"learning_rate":true}}', "learning_rate=True of ft must be a finite number"),
+    (f"{COMPARE} --settings " + '{"ft":{"weight_decay":-1}}', "weight_decay=-1 of ft must be at least 0"),
+    (f"{COMPARE} --settings " + '{"ft":{"learning_rate":NaN}}', "learning_rate=nan of ft must be a finite number"),
+    (f"{COMPARE} --settings " + '{"start":{"max_grad_norm":-1}}', "max_grad_norm=-1 of start must be at least 0"),
+    (f"{JOB} --max_completion_length 99999", "max_completion_length=99999 exceed the model's 64 positions"),
+    (f"{JOB} --max_prompt_length 99999", "max_prompt_length=99999"),
+    (f"{JOB} --settings " + '{"mft":{"learning_rate":"x"}}', "learning_rate='x' of mft must be a finite number"),
+    (f"{JOB} --settings " + '{"mft":{"learning_rate":null}}', "learning_rate=None of mft must be a finite number"),
+    (f"{JOB} --settings " + '{"more_mft":{"learning_rate":1e999}}', "learning_rate=inf of more_mft must be a finite"),
+    (f"{JOB} --settings " + '{"semi_offline":{"num_samples":4.0}}', "num_samples=4.0 of semi_offline must be a whole"),
+    (f"{JOB} --settings " + '{"semi_offline":{"num_samples":true}}', "num_samples=True of semi_offline must be"),
+    (f"{JOB} --settings " + '{"mft":{"output_dir":"x"}}', "output_dir of mft must not be given"),
+    (f"{JOB} --settings " + '{"mft":{"max_steps":3}}', "max_steps of mft must not be given: use --mft_steps"),
+    (f"{JOB} --settings " + '{"nope":{}}', "unknown stage in --settings 'nope'"),
+    (f"{JOB} --reward rewards.py:nope", "unknown function in rewards.py 'nope'"),
+    (f"{JOB} --reward empty.py:f", "unknown function in empty.py 'f'. There is none."),
+    (f"{JOB} --prompt_form chat", "an encoder-decoder model reads one text"),
+    (f"{JOB} --columns prompt=nope", "unknown column 'nope'"),
+    (
+        f"candidates {DATA} --reward rewards.py:ok --strategy sampling --search_beams 4",
+        "--search_beams 4 must not be given",
+    ),
+    (
+        f"candidates {DATA} --reward rewards.py:ok --strategy sampling --num_beam_groups 4",
+        "--num_beam_groups 4 must not be given",
+    ),
+    (
+        f"candidates {DATA} --reward rewards.py:ok --strategy beam --num_beam_groups 2",
+        "--num_beam_groups 2 must not be given",
+    ),
+    (
+        f"candidates {DATA} --reward rewards.py:ok --num_candidates 1",
+        "--num_candidates 1 must be at least 2 for --strategy diverse_beam",
+    ),
+    (f"evaluate {DATA} --against https://a.b/c", "--against ['https://a.b/c'] must be a file or folder"),
+    (f"evaluate {DATA} --against empty", "--against empty must be a run folder with predictions.jsonl, or a model"),
+    (f"evaluate {DATA} --columns prompt=prompt prompt=completion", "column 'prompt' is mapped twice"),
+    (f"evaluate {DATA} --columns =", "cannot read column mapping '='"),
+    (f"evaluate {DATA} --prompt_template {{prompt!r}}", "without a format or conversion"),
+    (f"evaluate {DATA} --prompt_template plain", "uses no column"),
+    (f"evaluate {DATA} --split Test", "Test"),
+    (f"evaluate {DATA} --metrics broken.py:f", "cannot import broken.py: SyntaxError"),
+    (f"evaluate {DATA} --metrics leaving.py:f", "cannot import leaving.py: SystemExit"),
+    (f"evaluate {DATA} --metrics rouge1,rouge2", "unknown reward 'rouge1,rouge2'"),
+    (f"train semi_offline {TRAIN} --load_best_model_at_end --save_strategy no", "load_best_model_at_end needs"),
+    (f"train semi_offline {TRAIN} --adam_epsilon 0", "adam_epsilon=0.0 must be above 0"),
+    (f"train semi_offline {TRAIN} --accelerator_config nope.json", "accelerator_config='nope.json'"),
+    (f"train semi_offline {TRAIN} --deepspeed nope.json", "deepspeed='nope.json'"),
+    (f"train semi_offline {TRAIN} --fsdp nope", "fsdp"),
+    (f"train semi_offline {TRAIN} --config list-of-one.yaml", "seed in the recipe must be one value"),
+    (f"train semi_offline {TRAIN} --", "'--' is not an option"),
+    (f"train semi_offline {TRAIN} ---seed 1", "'---seed' is not an option"),
+    ("env --x", "unknown option 'x'. There is none."),
+    ("recipes x", "takes no options"),
+    ("report https://x.y/z", "https://x.y/z must be a folder of this machine"),
+    ("rate s3://x/y", "s3://x/y must be a folder of this machine"),
+    ("report data --output_file data", "--output_file data is a folder"),
+    ("rate data --protocol nope", "--protocol 'nope' must be one of"),
+    ("rate --read nope.json", "there is no key.json"),
     ("bench --models nope", "unknown model 'nope'"),
     ("bench --models no/such", "no/such"),
     ("bench --small --steps 0", "--steps 0 must be at least 1"),

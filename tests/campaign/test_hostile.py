@@ -265,6 +265,73 @@ def test_results_of_others_that_are_none(content: str, files: Path, try_it: Call
     try_it("hostile results", [*words, "--reward", "click_rate", "--beside", "a=comparison"], "comparison", (2,))
 
 
+@pytest.fixture
+def run_folder(files: Path) -> Callable[..., Path]:
+    """run_folder(file, content): a good run folder but for one of its files."""
+
+    def build(name: str, content: bytes) -> Path:
+        folder = files / "their-run"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for file, good in (hostile.RUN | {name: content}).items():
+            (folder / file).write_bytes(good)
+        return folder
+
+    return build
+
+
+SHOWN = {"report": "report their-run", "rate": "rate their-run --output_dir out"}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("command", SHOWN)
+@pytest.mark.parametrize("name", hostile.ODD_RUNS)
+def test_odd_run_folders_are_shown(
+    name: str, command: str, run_folder: Callable[..., Path], try_it: Callable[..., None]
+) -> None:
+    run_folder(*hostile.ODD_RUNS[name])
+    try_it("hostile run folders", SHOWN[command].split(), "", (0,))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("command", SHOWN)
+@pytest.mark.parametrize("name", hostile.BAD_RUNS)
+def test_bad_run_folders_are_refused_by_the_name_of_the_file(
+    name: str, command: str, run_folder: Callable[..., Path], try_it: Callable[..., None]
+) -> None:
+    file, content = hostile.BAD_RUNS[name]
+    run_folder(file, content)
+    try_it("hostile run folders", SHOWN[command].split(), f"their-run/{file}", (2,))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", hostile.BAD_NOTES)
+def test_bad_notes_in_a_run_folder_are_refused_by_the_name_of_the_file(
+    name: str, run_folder: Callable[..., Path], try_it: Callable[..., None]
+) -> None:
+    file, content = hostile.BAD_NOTES[name]
+    run_folder(file, content)
+    try_it("hostile run folders", SHOWN["report"].split(), f"their-run/{file}", (2,))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("changed", hostile.BAD_KEYS, ids=lambda changed: json.dumps(changed)[:60])
+def test_bad_keys_of_rating_pages_are_refused(
+    changed: dict[str, Any], files: Path, try_it: Callable[..., None]
+) -> None:
+    (files / "key.json").write_text(json.dumps(hostile.KEY | changed))
+    (files / "ratings-of-one.json").write_text(json.dumps({"id": "a", "ratings": [hostile.RATING]}))
+    try_it("hostile ratings", ["rate", "--read", "ratings-of-one.json"], "key.json", (2,))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("rating", hostile.BAD_RATINGS, ids=lambda rating: json.dumps(rating)[:80])
+def test_ratings_that_no_page_gives_are_refused(rating: Any, files: Path, try_it: Callable[..., None]) -> None:
+    (files / "key.json").write_text(json.dumps(hostile.KEY))
+    (files / "ratings-of-one.json").write_text(json.dumps({"id": "a", "ratings": [rating]}))
+    try_it("hostile ratings", ["rate", "--read", "ratings-of-one.json"], "ratings-of-one.json", (2,))
+
+
 def test_the_files_are_many() -> None:
     assert len(GOOD | BAD) + len(NO_FILES) + len(RECIPES) + len(MODELS) >= 140
     assert json.loads(hostile.row())["prompt"] == "a"
