@@ -283,7 +283,10 @@ def test_ctrl_c_ends_training_with_one_line_and_exit_code_130(inputs: Path, tmp_
     process.send_signal(signal.SIGINT)
     err = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "semioffline: stopped; --resume goes on from the last checkpoint"
+    assert (
+        err.splitlines()[-1]
+        == "semioffline: stopped; to continue from the last checkpoint, repeat the command with --resume"
+    )
     assert "Traceback" not in err
 
 

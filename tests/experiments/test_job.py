@@ -210,10 +210,8 @@ def test_a_stopped_run_says_where_it_goes_on(model: str, tmp_path: Path, capsys:
         assert main(["run", *flags(**given)]) == 130
     out, err = capsys.readouterr()
     [folder] = Path("runs").iterdir()
-    assert f"the same command with --output_dir {folder} goes on there after a stop" in out
-    assert err.splitlines()[-1].endswith(
-        f"stopped; the same command again with --output_dir {folder} goes on where it was"
-    )
+    assert f"to continue an interrupted run, repeat the command with --output_dir {folder}" in out
+    assert err.splitlines()[-1].endswith(f"stopped; to continue, repeat the command with --output_dir {folder}")
     before = (folder / "mft" / "trained.json").stat().st_mtime_ns
     assert main(["run", *flags(**given, output_dir=folder)]) == 0
     assert (folder / "mft" / "trained.json").stat().st_mtime_ns == before

@@ -32,8 +32,8 @@ COMMANDS = {
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }
-GO_ON_AGAIN = ("run", "demo", "candidates", "evaluate", "compare")
-"""Commands that go on where they were when they are given again."""
+CONTINUED = ("run", "demo", "candidates", "evaluate", "compare")
+"""Commands that continue where they were when they are repeated."""
 
 
 def _be_quiet() -> None:
@@ -102,12 +102,12 @@ def _told(argv: list[str]) -> int:
 
 def _how_to_go_on(argv: list[str]) -> str:
     if argv[0] == "train":
-        return "; --resume goes on from the last checkpoint"
-    if argv[0] not in GO_ON_AGAIN:
+        return "; to continue from the last checkpoint, repeat the command with --resume"
+    if argv[0] not in CONTINUED:
         return ""
     is_named = any(word.split("=")[0] == "--output_dir" for word in argv)
     folder = "" if is_named or opened_folder() is None else f" with --output_dir {opened_folder()}"
-    return f"; the same command again{folder} goes on where it was"
+    return f"; to continue, repeat the command{folder}"
 
 
 def _run(argv: list[str]) -> None:

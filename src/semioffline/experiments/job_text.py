@@ -30,8 +30,8 @@ def plan_lines(title: str, reward: str, plan: JobPlan, options: JobOptions) -> l
         ("  model     ", f"{plan.parameters / 1e6:,.1f} million parameters, {plan.model_kind}, on {plan.device}"),
     ]
     if not options.dry_run:
-        again = f"the same command with --output_dir {options.output_dir} goes on there after a stop"
-        lines.append(("  folder    ", f"{options.output_dir}: {again}"))
+        again = f"to continue an interrupted run, repeat the command with --output_dir {options.output_dir}"
+        lines.append(("  folder    ", f"{options.output_dir}; {again}"))
     lines += [("  warning   ", warning) for warning in found.warnings()]
     knows = "the model knows its mask token" if plan.mask.knows else "the model does not know its mask token"
     number = 1
