@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from peft import AutoPeftModelForCausalLM, AutoPeftModelForSeq2SeqLM, LoraConfig, PeftModel
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -703,6 +704,8 @@ def test_an_adapter_on_a_full_table_of_round_size_loads_without_this_library(
     assert (policy.tokens.mask_id, len(policy.allowed)) == (192, 193)
     train_a_step(policy, tiny_batch(policy))
     policy.save(tmp_path / "adapter")
+    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert all("lora_" in name or "trainable_tokens" in name for name in saved)  # not the table
     auto = AutoPeftModelForSeq2SeqLM if policy.is_encoder_decoder else AutoPeftModelForCausalLM
     predicts_alike(auto.from_pretrained(tmp_path / "adapter"), policy)
     predicts_alike(Policy.load(str(tmp_path / "adapter")).model, policy)

@@ -136,7 +136,9 @@ class Policy(nn.Module):
         """
         if state_dict is not None:
             state_dict = {k.removeprefix("model."): v for k, v in state_dict.items() if k.startswith("model.")}
-        self.model.save_pretrained(folder, state_dict=state_dict)
+        # peft would add the whole table, twice where it is tied, because the mask token has made it larger
+        without_table = {"save_embedding_layers": False} if is_peft(self.model) else {}
+        self.model.save_pretrained(folder, state_dict=state_dict, **without_table)
         self.tokens.tokenizer.save_pretrained(folder)
 
     # ---- what the trainer asks of a model ----
