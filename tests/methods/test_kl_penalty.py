@@ -10,7 +10,7 @@ from semioffline.algorithm.losses import kl_divergence
 from semioffline.algorithm.randomness import Randomness
 from semioffline.errors import UserError
 from semioffline.methods.shared.frozen import Reference
-from semioffline.methods.shared.kl_penalty import KLPenalty
+from semioffline.methods.shared.kl_penalty import KLPenalty, adapted
 from semioffline.methods.shared.on_policy import sample_texts
 from semioffline.methods.shared.registry import load_method
 from semioffline.policy.policy import Policy
@@ -175,6 +175,44 @@ def test_the_reference_stays_where_the_policy_was(tiny_policy, tiny_batch):
     assert policy.model.training
 
 
+def test_the_weight_follows_the_target_once_a_step(tiny_policy, tiny_batch, settings, tmp_path):
+    """Two micro-batches a step: up by 2 % at most while the policy is farther than the target, down while nearer."""
+    policy = tiny_policy("bart")
+    method = prepared(policy, settings(num_samples=2, kl_weight=0.5, kl_target=0.01))
+    batch, scorer = tiny_batch(policy), Scorer(policy, RewardSet(vowels))
+
+    def weight_of(step):
+        first, second = (method.step(policy, batch, scorer, Randomness(0, step)).metrics for _ in range(2))
+        assert first["kl_weight"] == second["kl_weight"]
+        return first["kl_weight"]
+
+    assert weight_of(0) == 0.5
+    assert weight_of(1) == pytest.approx(0.5 * 0.98)  # still the initial model
+    move(policy)
+    assert weight_of(2) == pytest.approx(0.5 * 0.98**2)
+    assert weight_of(3) == pytest.approx(0.5 * 0.98**2 * 1.02)
+    method.save(tmp_path)  # after step 3, whose divergence counts once
+    for loaded in (method, prepared(policy, settings(num_samples=2, kl_weight=0.5, kl_target=0.01))):
+        if loaded is not method:
+            loaded.reference = method.reference
+        loaded.load(tmp_path)
+        output = loaded.step(policy, batch, scorer, Randomness(0, 4))
+        assert output.metrics["kl_weight"] == pytest.approx(0.5 * 0.98**2 * 1.02**2)
+        [term] = [term for term in output.terms if term.name == "kl"]
+        assert term.weight == output.metrics["kl_weight"]
+
+
+def test_between_its_bounds_the_weight_changes_by_a_tenth_of_the_error():
+    assert adapted(2.0, divergence=0.11, target=0.1) == pytest.approx(2.0 * (1 + 0.1 * 0.1))
+    assert adapted(2.0, divergence=1.0, target=0.1) == pytest.approx(2.0 * 1.02)
+    assert adapted(2.0, divergence=0.0, target=0.1) == pytest.approx(2.0 * 0.98)
+
+
+def test_a_target_needs_a_weight(settings):
+    with pytest.raises(UserError, match="kl_target needs a kl_weight above 0"):
+        settings(kl_target=0.1)
+
+
 @pytest.mark.parametrize("name", ["semi_offline", "brio+semi_offline"])
 def test_a_resumed_run_has_the_same_reference(tiny_policy, tiny_data, settings, tmp_path, name):
     """Four steps, or two and two more: the same weights. Another initial model is refused."""
@@ -185,8 +223,8 @@ def test_a_resumed_run_has_the_same_reference(tiny_policy, tiny_data, settings, 
     def trainer(folder, seed=0):
         args = settings(
             name, max_steps=4, save_steps=2, save_total_limit=3, per_device_train_batch_size=4, learning_rate=1e-2,
-            num_samples=2,
-            kl_weight=0.5, max_prompt_length=40, max_completion_length=8, disable_tqdm=True, logging_steps=1,
+            num_samples=2, kl_weight=0.5, kl_target=0.05,
+            max_prompt_length=40, max_completion_length=8, disable_tqdm=True, logging_steps=1,
             eval_metrics=[],
         )  # fmt: skip
         args.output_dir = str(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from semioffline.algorithm.losses import kl_divergence, text_scores
 from semioffline.algorithm.randomness import Randomness
@@ -39,6 +39,9 @@ class KLPenalty(BaseMethod[RLSettings]):
     tokens of the samples of the on-policy methods. The mean over samples is taken, and that over rows. The sum over
     the vocabulary is exact. The KL divergence is part of the loss, not of the reward, and its gradient does not go
     through the sampling. It costs one more forward pass of these rows, without gradient or dropout.
+
+    kl_target: after a step with the mean KL divergence d at a position, the weight is multiplied by
+    1 + 0.1 clip(d / kl_target - 1, -0.2, 0.2). Ziegler et al. 2019, equations 3 and 4, for a term of the loss.
     """
 
     def __init__(self, config: RLSettings, method: BaseMethod):
@@ -47,6 +50,10 @@ class KLPenalty(BaseMethod[RLSettings]):
         self.needs_reward, self.needs_candidates = method.needs_reward, method.needs_candidates
         self.batch_on_host = method.batch_on_host
         self.reference: Reference | None = None
+        self.weight = config.kl_weight
+        self._step = 0
+        self._noted: list[Tensor] = []
+        """KL divergences at the positions of this step's micro-batches, where the weight follows them."""
 
     @property
     def static_target(self) -> StaticTarget:
@@ -67,12 +74,17 @@ class KLPenalty(BaseMethod[RLSettings]):
         return self.method.own_rates()
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
+        if self.config.kl_target is not None and self.config.world_size > 1:
+            raise UserError("kl_target needs one process: give a kl_weight alone")
         self.reference = Reference(policy)
         self.method.prepare(policy, examples)
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
         if self.reference is None:
             raise RuntimeError("kl_weight has no reference model yet: call prepare(policy, examples) before training")
+        if randomness.step != self._step:
+            self._adapt()
+        self._step = randomness.step
         run, parts = policy.runner, []
 
         def note(source: Text, rows: list[Row], with_values: bool = False) -> Any:
@@ -92,18 +104,35 @@ class KLPenalty(BaseMethod[RLSettings]):
                 divergences.append(kl.detach())
         if not totals:
             return output
-        term = Term("kl", torch.stack(totals).mean(), per="row", weight=self.config.kl_weight)
-        return replace(
-            output, terms=[*output.terms, term], metrics={**output.metrics, "kl": torch.cat(divergences).mean()}
-        )
+        term = Term("kl", torch.stack(totals).mean(), per="row", weight=self.weight)
+        metrics = {**output.metrics, "kl": torch.cat(divergences).mean()}
+        if self.config.kl_target is not None:
+            self._noted += divergences
+            metrics["kl_weight"] = self.weight
+        return replace(output, terms=[*output.terms, term], metrics=metrics)
+
+    def _adapt(self) -> None:
+        """The weight of the next step, by the KL divergence of the last one."""
+        target, noted, self._noted = self.config.kl_target, self._noted, []
+        if target is not None and noted:
+            self.weight = adapted(self.weight, torch.cat(noted).mean().item(), target)
 
     def save(self, folder: Path) -> None:
         self.method.save(folder)
+        self._adapt()  # a checkpoint is written between two steps
         if self.reference is not None:
-            write_atomically(folder / FILE, json.dumps({"checksum": self.reference.checksum}))
+            write_atomically(folder / FILE, json.dumps({"checksum": self.reference.checksum, "weight": self.weight}))
 
     def load(self, folder: Path) -> None:
         self.method.load(folder)
-        same = self.reference is None or read_json(folder / FILE)["checksum"] == self.reference.checksum
-        if not same:
+        if self.reference is None:
+            return
+        saved = read_json(folder / FILE)
+        if saved["checksum"] != self.reference.checksum:
             raise UserError(f"{folder} was trained with another initial model: resume with the one it started from")
+        self.weight = saved.get("weight", self.weight)
+
+
+def adapted(weight: float, divergence: float, target: float) -> float:
+    """The weight after a step with this KL divergence."""
+    return weight * (1 + 0.1 * min(max(divergence / target - 1, -0.2), 0.2))

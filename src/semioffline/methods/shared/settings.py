@@ -54,6 +54,10 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
     kl_weight: float = setting(
         0.0, "Weight of the KL divergence from the initial model, a mean over positions.", "RL term", NOT_NEGATIVE
     )
+    kl_target: float | None = setting(
+        None, "Adapts kl_weight after every step: up while the KL divergence is above this, down while below.",
+        "RL term", POSITIVE,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.rl_weight is None and self.rl_ratio is None:
@@ -67,10 +71,12 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
         return 1.0 if self.rl_weight is None else self.rl_weight
 
     def problems(self) -> list[str]:
-        needs = bool(self.kl_weight and (self.fsdp or self.deepspeed))
-        return (
-            super().problems() + ["kl_weight needs all weights in each process: do without fsdp and deepspeed"] * needs
-        )
+        found = super().problems()
+        if self.kl_weight and (self.fsdp or self.deepspeed):
+            found.append("kl_weight needs all weights in each process: do without fsdp and deepspeed")
+        if self.kl_target is not None and not self.kl_weight:
+            found.append("kl_target needs a kl_weight above 0: the weight of the first step")
+        return found
 
 
 @dataclass
