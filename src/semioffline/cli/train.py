@@ -20,7 +20,6 @@ from semioffline.experiments.provenance import Provenance, write_about
 from semioffline.methods.shared.registry import config_class, load_method, method_names
 from semioffline.policy.loading import lora_config
 from semioffline.printing import say
-from semioffline.report.page import write_report
 from semioffline.storage.files import read_content
 from semioffline.storage.untrusted import parse_yaml
 from semioffline.training.console import Console
@@ -124,6 +123,8 @@ def train(
         return
     _print_metrics(trainer.run_folder, list(trainer.reward_set.functions))
     say(f"{result.steps} steps in {result.seconds:.1f} s; model in {folder / 'model'}")
+    from semioffline.report.page import write_report  # not needed before
+
     say(f"Report: {write_report([folder])}")
 
 
