@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.integration.toy import build_rows, build_trainer, save_model
+from tests.integration.toy import build_config, build_model, build_rows, build_tokenizer, build_trainer, save_model
+
+from pages import blocks
+from semioffline.training.trainer import SemiOfflineTrainer
 
 SAVED = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
 
@@ -24,6 +27,28 @@ def test_a_saved_model_has_a_filled_in_card(kind: str, tmp_path: Path) -> None:
     assert f"| rouge1 | {logged['eval_rouge1']:.4f} |" in card
     assert ("AutoModelForSeq2SeqLM" if kind == "bart" else "AutoModelForCausalLM") in card
     assert str(tmp_path) not in card  # no path of this machine
+
+
+@pytest.mark.parametrize("kind", ["bart", "llama", "chat"])
+def test_the_code_of_the_card_writes_a_text(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """As the model was trained: through the chat template after conversations, and without the prompt."""
+    rows = build_rows(8)
+    tokenizer = build_tokenizer("bart" if kind == "bart" else "llama")
+    if kind == "chat":
+        tokenizer.chat_template = "{% for m in messages %}{{ m.role }} : {{ m.content }} | {% endfor %}"
+        rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    model = build_model("bart" if kind == "bart" else "llama")
+    config = build_config(tmp_path, method="mft", max_steps=1)
+    trainer = SemiOfflineTrainer(model, None, config, rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    [code] = blocks((tmp_path / "model/README.md").read_text(), "python")
+    assert ("apply_chat_template" in code) == (kind == "chat")
+    capsys.readouterr()
+    found = {"folder": str(tmp_path / "model")}
+    exec(code, found)
+    assert capsys.readouterr().out.strip() == tokenizer.decode(found["output"], skip_special_tokens=True).strip()
+    assert kind == "bart" or len(found["output"]) <= trainer.limits[1]
 
 
 def test_the_model_of_a_run_folder_is_named_with_it(tmp_path: Path) -> None:

@@ -25,9 +25,14 @@ from transformers import {classes}
 
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = {auto}.from_pretrained(folder)
-inputs = tokenizer("your input", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens={length})[0], skip_special_tokens=True))
+inputs = {inputs}
+output = model.generate(**inputs, max_new_tokens={length})[0{new}]
+print(tokenizer.decode(output, skip_special_tokens=True))
 ```"""
+_TEXT = 'tokenizer("your input", return_tensors="pt")'
+_CHAT = """tokenizer.apply_chat_template(
+    [{"role": "user", "content": "your input"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
 
 
 def write_card(folder: Path, trainer: SemiOfflineTrainer) -> None:
@@ -58,7 +63,7 @@ def model_card(trainer: SemiOfflineTrainer) -> str:
         f"---\n{yaml.safe_dump(about, sort_keys=False)}---\n\n# {markdown_cell(Path(str(args.output_dir)).name)}\n",
         f"Trained with semioffline, for text generation.\n\n{_table(facts)}",
         _results(trainer),
-        f"## How to use it\n\n{_use(policy.is_encoder_decoder, adapted, trainer.limits[1])}\n",
+        f"## How to use it\n\n{_use(trainer, adapted)}\n",
         f"## Versions\n\n{', '.join(_versions())}\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -88,14 +93,19 @@ def _results(trainer: SemiOfflineTrainer) -> str:
     return f"## Results\n\nOn {number} ({decoding}):\n\n{_table(rows)}"
 
 
-def _use(is_encoder_decoder: bool, adapted: bool, length: int) -> str:
-    kind = "Seq2SeqLM" if is_encoder_decoder else "CausalLM"
-    if not adapted:
-        auto = f"AutoModelFor{kind}"
-        return _USE.format(classes=f"{auto}, AutoTokenizer", auto=auto, length=length)
-    auto = f"AutoPeftModelFor{kind}"
-    told = _USE.format(classes="AutoTokenizer", auto=auto, length=length)
-    return told.replace("from transformers", f"from peft import {auto}\nfrom transformers", 1)
+def _use(trainer: SemiOfflineTrainer, adapted: bool) -> str:
+    """The prompt in the form that the model was trained on; a decoder-only model's text without the prompt."""
+    rows, is_encoder_decoder = trainer.train_dataset, trainer.policy.is_encoder_decoder
+    is_chat = isinstance(rows, Examples) and "messages" in rows.examples[0].columns
+    auto = f"Auto{'Peft' * adapted}ModelFor{'Seq2SeqLM' if is_encoder_decoder else 'CausalLM'}"
+    told = _USE.format(
+        classes="AutoTokenizer" if adapted else f"{auto}, AutoTokenizer",
+        auto=auto,
+        inputs=_CHAT if is_chat else _TEXT,
+        length=trainer.limits[1],
+        new="" if is_encoder_decoder else ', inputs["input_ids"].shape[1] :',
+    )
+    return told.replace("from transformers", f"from peft import {auto}\nfrom transformers", 1) if adapted else told
 
 
 def _versions() -> list[str]:
