@@ -44,11 +44,15 @@ class HalfAppended:
         die()
 
 
+Place = int | tuple[str, str]
+"""A write: its number, or its name and path, of which it is the first."""
+
+
 class Faults:
     """Counts writes and hits one of them. seen: their names and paths go into this file."""
 
-    def __init__(self, at: int, moment: str, seen: Path | None = None) -> None:
-        self.at, self.moment, self.count = at, moment, -1
+    def __init__(self, at: Place, moment: str, seen: Path | None = None) -> None:
+        self.at, self.moment, self.count, self.is_full = at, moment, -1, False
         self.seen = None if seen is None else os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.originals: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in PATCHED}
         self.open = builtins.open
@@ -91,10 +95,12 @@ class Faults:
         self.count += 1
         if self.seen is not None:
             os.write(self.seen, (json.dumps([name, place]) + "\n").encode())
-        return self.count == self.at or (self.moment == FULL and 0 <= self.at <= self.count)
+        is_hit = self.at in (self.count, (name, place))
+        self.is_full |= is_hit and self.moment == FULL
+        return is_hit or self.is_full
 
 
-def run(argv: list[str], output: str, at: int = -1, moment: str = "before", seen: Path | None = None) -> None:
+def run(argv: list[str], output: str, at: Place = -1, moment: str = "before", seen: Path | None = None) -> None:
     """The command line in a process of its own, whose n-th write is hit; what it prints goes to a file."""
     import torch
 
