@@ -2,17 +2,19 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from datasets import Dataset
+from safetensors.torch import load_file
 from tests.integration.toy import build_model, build_rows, build_tokenizer, read_log, save_model
 
 import semioffline
 from semioffline.cli import main
 from semioffline.data.splits import cut_missing
 from semioffline.errors import UserError
-from semioffline.experiments import whole_job
+from semioffline.experiments import job_stages, whole_job
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_plan import Speed, eval_interval, learning_rates, plan_stages, wanted_steps
 from semioffline.experiments.static_target import TargetProbe, choose_target
@@ -107,16 +109,18 @@ def test_steps_follow_data_and_machine() -> None:
     assert wanted_steps(40_000, 16) == (600, 300)
     rows = {"train": 2_000, "validation": 300, "test": 2_000}
     fast, slow = Speed(0.01, 0.02, 0.001), Speed(1.0, 2.0, 0.05)
-    mft, rl, tested = plan_stages(JobOptions(), (1e-3, 5e-5), rows, fast, needs_mft=True)
+    mft, rl, tested, validated = plan_stages(JobOptions(), (1e-3, 5e-5), rows, fast, needs_mft=True)
     assert mft is not None
-    assert (mft.steps, rl.steps, tested) == (375, 125, 1000)
+    assert (mft.steps, rl.steps, tested, validated) == (375, 125, 1000, 200)
     assert (mft.learning_rate, rl.learning_rate, mft.eval_steps, rl.eval_steps) == (1e-3, 5e-5, 75, 25)
-    mft, rl, tested = plan_stages(JobOptions(minutes=15), (1e-3, 5e-5), rows, slow, needs_mft=True)
+    mft, rl, tested, validated = plan_stages(JobOptions(minutes=15), (1e-3, 5e-5), rows, slow, needs_mft=True)
     assert mft is not None
     assert 20 <= rl.steps < 125
     assert 20 <= mft.steps < 375
-    assert tested == 1000
+    assert (tested, validated) == (1000, 200)
     assert mft.steps % 5 == rl.steps % 5 == 0
+    slower = Speed(1.0, 2.0, 0.2)
+    assert plan_stages(JobOptions(minutes=20), (1e-3, 5e-5), rows, slower, needs_mft=True)[2:] == (500, 66)
     given = JobOptions(rl_steps=30, mft_steps=0, minutes=1)
     assert plan_stages(given, (1e-3, 5e-5), rows, slow, needs_mft=False)[:2][0] is None
     assert plan_stages(given, (1e-3, 5e-5), rows, slow, needs_mft=False)[1].steps == 30
@@ -234,6 +238,27 @@ def test_more_m_ft_takes_as_long_as_rl_with_its_static_targets(model: str, tmp_p
     assert main(command) == 0
     assert json.loads((out / "steps.json").read_text()) == counted
     assert json.loads((out / "more_mft" / "trained.json").read_text())["steps"] == made
+
+
+@pytest.mark.parametrize(("before", "best", "kept"), [(0.5, 0.4, True), (0.5, 0.5, False), (0.5, None, False)])
+def test_the_start_is_kept_where_no_step_was_better(before: float, best: float | None, kept: bool) -> None:
+    logs = [{"step": 0, "eval_reward": before}, {"step": 2, "eval_reward": best}]
+    state = SimpleNamespace(best_metric=best, log_history=logs)
+    trainer: Any = SimpleNamespace(state=state, args=SimpleNamespace(metric_for_best_model="eval_reward"))
+    assert job_stages._start_was_best(trainer) is kept
+
+
+def test_a_stage_that_helps_nothing_leaves_the_weights_of_its_start(
+    model: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    data, out = write_data(tmp_path / "data"), tmp_path / "out"
+    monkeypatch.setattr(job_stages, "_start_was_best", lambda trainer: trainer.args.load_best_model_at_end)
+    assert run(model, data, out) == 0
+    start, *after = [
+        load_file(out / name / "model" / "model.safetensors") for name in ("mft", "semi_offline", "more_mft")
+    ]
+    assert all(weights[name].equal(start[name]) for weights in after for name in start)
+    assert capsys.readouterr().out.count("that is kept") == 2
 
 
 def test_stages_can_be_left_out_and_set(model: str, tmp_path: Path) -> None:

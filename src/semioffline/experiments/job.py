@@ -172,8 +172,8 @@ def make_plan(job: Job) -> JobPlan:
     speed = _measure_speed(job, plan, splits, policy)
     needs_mft = not plan.mask.knows if options.mft_steps is None else options.mft_steps > 0
     rates = learning_rates(parameters, "t5" in kind, options.lora_r is not None)
-    mft, rl, tested = plan_stages(options, rates, found.rows, speed, needs_mft)
-    plan = replace(plan, speed=speed, mft=mft, rl=rl, tested=tested)
+    mft, rl, tested, validated = plan_stages(options, rates, found.rows, speed, needs_mft)
+    plan = replace(plan, speed=speed, mft=mft, rl=rl, tested=tested, validated=validated)
     return replace(plan, seconds=estimate(plan, options, options.static_target != "ground_truth"))
 
 

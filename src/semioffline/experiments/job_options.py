@@ -91,8 +91,10 @@ class JobOptions(Options):
     no_repeat_ngram_size: int = setting(
         0, "Never repeat an n-gram of this size; 0: no limit.", "Evaluation", NOT_NEGATIVE
     )
-    validation_inputs: int = setting(200, "Validation rows that are used.", "Evaluation", STEPS)
-    test_inputs: int = setting(1000, "Test rows that are used.", "Evaluation", STEPS)
+    validation_inputs: int = setting(
+        200, "Validation rows that are used; fewer when decoding is slow.", "Evaluation", STEPS
+    )
+    test_inputs: int = setting(1000, "Test rows that are used; fewer when decoding is slow.", "Evaluation", STEPS)
     lora_r: int | None = setting(None, "Train LoRA adapters of this rank instead of all weights.", "Model", BATCH)
     lora_alpha: int = setting(32, "Scale of the adapters.", "Model", BATCH)
 

@@ -21,8 +21,11 @@ EVALUATIONS = 5
 """On validation, about, in each stage."""
 FEWEST_STEPS = 20
 FEWEST_TESTS = 500
+FEWEST_VALIDATED = 64
 TEST_SHARE = 0.3
 """Of the minutes, which testing may take before test inputs are left out."""
+VALIDATION_SHARE = 0.2
+"""Of the minutes, which evaluations may take before validation inputs are left out."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ def eval_interval(steps: int) -> int:
 
 def plan_stages(
     options: JobOptions, rates: tuple[float, float], rows: Mapping[str, int], speed: Speed, needs_mft: bool
-) -> tuple[StagePlan | None, StagePlan, int]:
-    """(M-FT, RL, test inputs): what the data ask for, cut to the minutes that the user has."""
+) -> tuple[StagePlan | None, StagePlan, int, int]:
+    """(M-FT, RL, test inputs, validation inputs): what the data ask for, cut to the minutes that the user has."""
     wanted = wanted_steps(rows["train"], options.batch_size)
     first, second = (options.mft_steps, options.rl_steps)
     mft = 0 if not needs_mft else wanted[0] if first is None else first
@@ -106,8 +109,10 @@ def plan_stages(
     models = 3 + (mft > 0) - (options.more_mft_steps == 0)
     tested = min(rows["test"], options.test_inputs)
     tested = min(tested, max(FEWEST_TESTS, int(TEST_SHARE * budget / (models * speed.output))))
+    evaluations = (models - 1) * (EVALUATIONS + 1)
     validated = min(rows["validation"], options.validation_inputs)
-    fixed = speed.output * (models * tested + (models - 1) * (EVALUATIONS + 1) * validated)
+    validated = min(validated, max(FEWEST_VALIDATED, int(VALIDATION_SHARE * budget / (evaluations * speed.output))))
+    fixed = speed.output * (models * tested + evaluations * validated)
     left = max(budget - fixed, 0.0)
     training = mft * speed.mft_step + 2 * rl * (speed.rl_step + options.batch_size * speed.output)
     share = min(1.0, left / training)
@@ -123,7 +128,7 @@ def plan_stages(
         for steps, rate in ((mft, mft_rate), (rl, rl_rate))
     ]
     assert stages[1] is not None
-    return stages[0], stages[1], tested
+    return stages[0], stages[1], tested, validated
 
 
 def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -> dict[str, float]:

@@ -78,7 +78,8 @@ class MoreSteps(Record):
 
 
 def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Dataset, **own: object) -> Trained:
-    """Train one model and save it: after M-FT the last weights, else those that are best on validation."""
+    """Train one model and save it: after M-FT the last weights, else those that are best on validation, which
+    may be those it began with."""
     folder = job.folder / name
     if not (folder / TRAINED).exists():
         job.say(f"\n{LABELS[name]}: {stage.steps} steps, learning rate {stage.learning_rate:g}")
@@ -90,6 +91,9 @@ def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Data
         policy, validation, console = load_start(job, plan, name), job.rows(plan, "validation"), Console(heading=())
         trainer = SemiOfflineTrainer(policy, job.rewards, args, rows, validation, callbacks=[console])
         trainer.train(resume_from_checkpoint=True)
+        if _start_was_best(trainer):
+            job.say(f"{LABELS[name]}: no step was better on validation than the model before: that is kept")
+            trainer.policy.load_state_dict(load_start(job, plan, name).state_dict())
         trainer.save_model(str(folder / MODEL))
         cost = trainer.policy.meter.per_input()
         done = Trained(trainer.state.global_step, trainer.run_log.total, cost)
@@ -99,6 +103,13 @@ def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Data
     for path in folder.glob("checkpoint-*"):  # they were for going on
         shutil.rmtree(path, ignore_errors=True)
     return read_record(Trained, folder / TRAINED)
+
+
+def _start_was_best(trainer: SemiOfflineTrainer) -> bool:
+    """Whether validation before the first step was better than at the best one; where the best weights are kept."""
+    best, name = trainer.state.best_metric, "eval_" + str(trainer.args.metric_for_best_model).removeprefix("eval_")
+    before = [log[name] for log in trainer.state.log_history if log["step"] == 0 and name in log]
+    return best is not None and bool(before) and before[0] > best
 
 
 def load_start(job: Job, plan: JobPlan, name: str) -> Policy:
