@@ -136,12 +136,12 @@ def read_result(result: JobResult, target: str, more_mft: float) -> Measured:
 
 
 def shares(found: dict[str, dict[str, Measured]]) -> dict[str, dict[str, float]]:
-    """variant -> its share of the best variant's gain: the mean over the tasks that have results, and the lowest."""
-    found = {task: own for task, own in found.items() if own}
+    """variant -> its share of the best variant's gain: the mean over the tasks where one gains, and the lowest."""
+    found = {task: own for task, own in found.items() if any(one.ahead["mean"] > 0 for one in own.values())}
     labels = [label for label in next(iter(found.values()), {}) if all(label in own for own in found.values())]
     by_variant: dict[str, list[float]] = {label: [] for label in labels}
     for own in found.values():
-        best = max(max(one.ahead["mean"] for one in own.values()), 1e-9)
+        best = max(one.ahead["mean"] for one in own.values())
         for label in labels:
             by_variant[label].append(own[label].ahead["mean"] / best)
     return {label: {"mean": sum(each) / len(each), "lowest": min(each)} for label, each in by_variant.items()}
