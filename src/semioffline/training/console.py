@@ -55,8 +55,8 @@ class Advice(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         for finding in self.diagnostics.add({"step": state.global_step, **logs}):
-            say(f"advice, step {finding.step}: {finding.text}", strong=True, margin=2)
-            say(f"  {finding.advice}", margin=2)
+            say(f"advice, step {finding.step}: {finding.text}", strong=True, margin=4)
+            say(f"  {finding.advice}", margin=4)
 
 
 class Console(TrainerCallback):

@@ -119,8 +119,8 @@ def equal_rewards(log: Diagnostics, most: float = 0.5) -> Told:
         return None  # another rule's
     text = f"for {fmean(shares):.0%} of the inputs all samples have the same reward: they teach the RL term nothing"
     return text, (
-        "try more samples (--num_samples), a higher --mask_rate, or another static target (--static_target worst, "
-        "after `semioffline candidates`)"
+        "try more samples (--num_samples), a higher --mask_rate, or another static target (--static_target worst; "
+        "train needs `semioffline candidates` for it)"
     )
 
 
