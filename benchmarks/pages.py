@@ -22,6 +22,8 @@ from semioffline.experiments.results import Comparison
 from semioffline.report import bench, table
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
+WHEN_RUN = re.compile(r"<!-- table when run: (\S+) -->")
+"""Where a table will be when its result is there."""
 RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "comparison": lambda result, folder: _comparison(Comparison.from_json(result)),
     "rouge": lambda result, folder: f"{speed_tables.rouge_markdown(result)}\n{_about(result)}",
@@ -56,9 +58,13 @@ def fill(page: Path) -> str:
             raise unknown(f"kind of result in {path}", str(kind), RENDERERS)
         return f"{match[1]}{RENDERERS[kind](result, path.parent)}{match[4]}"
 
+    def begin(match: re.Match[str]) -> str:
+        return f"<!-- table: {match[1]} -->\n<!-- end -->" if (page.parent / match[1]).exists() else match[0]
+
     if not page.is_file():
         raise UserError(f"there is no page {page}")
-    return BLOCK.sub(render, page.read_text())
+
+    return BLOCK.sub(render, WHEN_RUN.sub(begin, page.read_text()))
 
 
 def pages_of(paths: list[str]) -> list[Path]:

@@ -116,6 +116,17 @@ def test_the_table_of_a_campaign_has_a_line_for_each_fault_and_their_sum():
         assert part in text
 
 
+def test_a_table_is_filled_in_when_its_result_is_there(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table when run: campaign.json -->\n")
+    assert pages.fill(page) == page.read_text()
+    made = {"kind": "campaign", "rows": [], "date": "2026-11-19", "seconds": 60, "about": comparison()["about"]}
+    (tmp_path / "campaign.json").write_text(json.dumps(made))
+    page.write_text(pages.fill(page))
+    assert "2026-11-19, 1 minutes" in page.read_text()
+    assert pages.fill(page) == page.read_text()
+
+
 # ---- claims ----
 
 
