@@ -83,7 +83,7 @@ def read_folder(path: Path) -> Folder:
         raise UserError(f"there is no run folder {path}")
     result = _object(path / "result.json")
     if (path / "comparison.json").exists():
-        found = Folder(path, _runs_of_comparison(path), comparison=read_record(Comparison, path / "comparison.json"))
+        found = Folder(path, _runs_of_comparison(path), comparison=_read_comparison(path / "comparison.json"))
     elif result.get("kind") == "job":
         job = read_record(JobResult, path / "result.json")
         found = Folder(path, _runs_of_job(path, job), job=job)
@@ -98,6 +98,16 @@ def read_folder(path: Path) -> Folder:
         raise UserError(
             f"there is no run in {path}: expected {LOG} or {PREDICTIONS}, which train, demo, evaluate and compare write"
         )
+    return found
+
+
+def _read_comparison(path: Path) -> Comparison:
+    found = read_record(Comparison, path)
+    for name, method in found.methods.items():
+        if missing := [metric for metric in found.metrics if metric not in method.metrics]:
+            raise UserError(f"{path}: the method {name} has no {', '.join(missing)}")
+    if not found.metrics:
+        raise UserError(f"{path} has no metrics")
     return found
 
 
