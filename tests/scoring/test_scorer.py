@@ -26,8 +26,8 @@ from semioffline.policy.decoding import Decoding
 from semioffline.scoring.calls import RewardError
 from semioffline.scoring.pool import Part, WorkerProcesses, cut, spare_workers, start_pool
 from semioffline.scoring.reward_set import RewardSet
-from semioffline.scoring.scorer import Scorer, describe
-from semioffline.scoring.worker import encode_message, read_message
+from semioffline.scoring.scorer import Scorer, describe, distinct_samples
+from semioffline.scoring.worker import Group, encode_message, read_message
 
 NAN = float("nan")
 COLUMNS = {"prompts": ["p", "q", "r"], "completions": ["a", "b b", "c c c"], "completion_ids": [[1], [2], [3]]}
@@ -380,6 +380,14 @@ def counting(monkeypatch):
     reward = Counting()
     monkeypatch.setitem(sys.modules["semioffline.rewards.registry"].REWARDS, "counting", lambda: reward)
     return reward
+
+
+def test_reward_calls_are_the_samples_that_differ():
+    """Two groups of one row and mask count together; without masked tokens all samples are the same."""
+    static, places = np.arange(5, 9, dtype=np.int32), np.array([1, 2])
+    groups = [Group(row, static, places, 4) for row in (0, 0, 1)] + [Group(1, static, places[:0], 4)]
+    draws = [[[1, 1, 2, 2], [3, 3, 3, 4]], [[1, 9, 9, 9], [3, 3, 3, 3]], [[1, 1, 1, 1], [3, 3, 3, 3]]]
+    assert distinct_samples(groups, np.array(draws, np.int32).reshape(-1)) == 4 + 1 + 1
 
 
 def test_identical_samples_of_a_row_are_scored_once(policy, tiny_batch, counting):

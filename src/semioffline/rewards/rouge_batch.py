@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from rapidfuzz.distance import LCSseq
+from rapidfuzz.process import cdist
 
 from semioffline.rewards.ngrams import Counts, write
 
@@ -25,7 +26,7 @@ class RougeBatch(Counts):
     def __init__(self, line: str, between: str, completions: Sequence[int]):
         """line: one character for each word, `between` after each text: all references, then the completions of each,
         as many as `completions` says."""
-        self.line = line
+        self.texts, self.completions = line.split(between)[:-1], completions
         super().__init__(line, between, [1] * len(completions), completions)
 
     @classmethod
@@ -36,10 +37,12 @@ class RougeBatch(Counts):
 
     def common(self) -> np.ndarray:
         """For each completion, the length of its longest common subsequence with its reference."""
-        texts = [self.line[a:b] for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
-        pairs = zip(self.group[self.references :].tolist(), texts[self.references :], strict=True)
-        similarity = LCSseq.similarity
-        return np.array([similarity(texts[group], text) for group, text in pairs], dtype=np.int64)
+        ends = self.references + np.cumsum([0, *self.completions])
+        found = [
+            cdist([reference], self.texts[start:end], scorer=LCSseq.similarity, dtype=np.int64)[0]
+            for reference, start, end in zip(self.texts, ends.tolist(), ends[1:].tolist(), strict=False)
+        ]
+        return np.concatenate(found)
 
     def f_measures(self, variant: str) -> np.ndarray:
         """F = 2PR / (P + R) of every completion, 0 without hits; in rouge_score's order of operations."""

@@ -101,13 +101,12 @@ class HostRouge:
         joined[:, 1:] = self.starts[after] & self.ends[before]
         counts = self.counts[tokens]
         flat, total = counts.ravel(), int(counts.sum())
-        within = np.arange(total) - np.repeat(flat.cumsum() - flat, flat)  # of each part, the number in its token
-        parts = self.parts[np.repeat(self.firsts[tokens.ravel()], flat) + within]
-        joins = np.repeat(joined.ravel(), flat) & (within == 0)
-        begins = np.flatnonzero(~joins)
-        found = codes[parts[begins]]
-        if joins.any():
-            ends = np.append(begins[1:], total)
+        firsts = flat.cumsum() - flat  # of each token, where its first part is
+        parts = self.parts[np.repeat(self.firsts[tokens.ravel()] - firsts, flat) + np.arange(total)]
+        found = codes[parts]
+        if joined.any():
+            begins = np.delete(np.arange(total), firsts[joined.ravel()])
+            found, ends = found[begins], np.append(begins[1:], total)
             longer = np.flatnonzero(ends - begins > 1)
             found[longer] = 0
             words = self.words

@@ -332,11 +332,13 @@ def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
 
 def distinct_samples(groups: list[Group], draws: np.ndarray) -> int:
     """How many samples differ in their tokens from the others of their row: what rewards that read no texts score."""
-    found = set()
+    found: dict[tuple[int, bytes, bytes], set[bytes]] = {}
     for group, own in zip(groups, deal(groups, draws), strict=True):
-        same = (group.row, group.static.tobytes(), group.places.tobytes())
-        found |= {(*same, sample.tobytes()) for sample in np.ascontiguousarray(own.T)}
-    return len(found)
+        width, drawn = len(own) * own.itemsize, np.ascontiguousarray(own.T).tobytes()
+        same = found.setdefault((group.row, group.static.tobytes(), group.places.tobytes()), set())
+        same.update(drawn[n : n + width] for n in range(0, len(drawn), width or 1))
+        same.update([b""] * (not width))  # nothing was drawn: all samples are the static text
+    return sum(map(len, found.values()))
 
 
 def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
