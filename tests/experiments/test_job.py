@@ -14,9 +14,13 @@ import semioffline
 from semioffline.cli import main
 from semioffline.data.splits import cut_missing
 from semioffline.errors import UserError
+from semioffline.evaluation.results import MetricResult
+from semioffline.evaluation.statistics import Difference
 from semioffline.experiments import job_stages, whole_job
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_plan import Speed, eval_interval, learning_rates, plan_stages, wanted_steps
+from semioffline.experiments.job_results import ModelResult
+from semioffline.experiments.job_text import better_model
 from semioffline.experiments.static_target import TargetProbe, choose_target
 
 SHORT: dict[str, Any] = {"mft_steps": 2, "rl_steps": 3, "more_mft_steps": 2, "batch_size": 4, "num_samples": 4}
@@ -161,6 +165,17 @@ def test_the_probe_tells_text_overlap_from_other_rewards(model: str, tmp_path: P
         assert choice["target"] == target
         assert (choice["ground_truth"]["gain"] > 0) is (target == "ground_truth")
         assert (out / "candidates").exists() is (target == "worst")
+
+
+def test_a_model_that_is_better_than_the_result_is_named() -> None:
+    def model(mean: float, low: float = 0.0, high: float = 0.0) -> ModelResult:
+        metrics = {"reward": MetricResult(mean, mean, mean, 9, "")}
+        difference = Difference((low + high) / 2, low, high, 0.5) if low < high else None
+        return ModelResult(label="", folder="", metrics=metrics, seconds=1.0, difference=difference)
+
+    models = {"mft": model(0.4, 0.05, 0.15), "more_mft": model(0.55, -0.1, 0.01), "semi_offline": model(0.5)}
+    assert better_model(models) is None  # it may be chance
+    assert better_model(models | {"more_mft": model(0.6, -0.15, -0.05)}) == "more_mft"
 
 
 # ---- the whole job ----

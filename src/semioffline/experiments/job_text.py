@@ -73,6 +73,12 @@ def sentence(reward: str, models: dict[str, ModelResult]) -> str:
     return f"{reward} {_shown(reward, before)} → {_shown(reward, after)}, {mean} ({low} to {high}) over {said[over]}"
 
 
+def better_model(models: dict[str, ModelResult]) -> str | None:
+    """The best of the models that RL is behind by more than chance."""
+    found = [name for name, model in models.items() if model.difference is not None and model.difference.high < 0]
+    return max(found, key=lambda name: models[name].metrics["reward"].mean, default=None)
+
+
 def _shown(metric: str, value: float, sign: str = "") -> str:
     return shown_value(metric, value, sign, digits=3)
 

@@ -29,7 +29,7 @@ from semioffline.experiments.job_stages import (
     test_model,
     train_stage,
 )
-from semioffline.experiments.job_text import plan_lines, sentence, show_result
+from semioffline.experiments.job_text import better_model, plan_lines, sentence, show_result
 from semioffline.experiments.provenance import Provenance, commit, write_about
 from semioffline.policy.policy import Policy
 from semioffline.printing import say
@@ -120,6 +120,8 @@ def run_job(job: Job, plan: JobPlan) -> JobResult:
     show_result(result)
     job.say(result.sentence, strong=True, margin=0)
     job.say(f"The model is in {job.folder / RL / MODEL}; {RESULT} and all runs are in {job.folder}.", margin=0)
+    if (better := better_model(result.models)) is not None:
+        job.say(f"{LABELS[better]} is better than semi-offline RL here: its model is in {job.folder / better / MODEL}.")
     return result
 
 
