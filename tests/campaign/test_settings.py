@@ -23,9 +23,12 @@ from tests.campaign.inputs import (
     promised,
     python_cases,
 )
+from torch import nn
 
 from campaign.conftest import Tally
 from campaign.processes import run_command
+from integration.toy import build_model, build_rows, build_tokenizer
+from semioffline import SemiOfflineTrainer, run
 from semioffline.cli import main
 from semioffline.cli.options import parse
 from semioffline.cli.train import TrainOptions
@@ -191,6 +194,46 @@ def test_every_input_on_the_command_line_ends_as_described(
         return problem_on_the_command_line(case, lambda: capsys.readouterr().err)
 
     assert not outcomes("settings on the command line", cases, problem, tally)
+
+
+def _run(**wrong: Any) -> Any:
+    given = {"model": build_model(), "data": build_rows(40), "reward": "rouge1", "device": "cpu", "dry_run": True}
+    return run(**given | {"processing_class": build_tokenizer()} | wrong)
+
+
+def _train(resume: Any = None, **wrong: Any) -> Any:
+    args = config_class("semi_offline")(output_dir="x", use_cpu=True, report_to="none", max_steps=1)
+    given = {"model": build_model(), "reward_funcs": "rouge1", "args": args, "train_dataset": build_rows(4)}
+    trainer = SemiOfflineTrainer(**given | {"processing_class": build_tokenizer()} | wrong)
+    return trainer.train(resume_from_checkpoint=resume)
+
+
+NO_OBJECTS: list[Any] = [3, True, object(), {"a": 1}, [1]]
+OBJECTS: list[tuple[Callable[..., Any], str, Any]] = [
+    *((_run, "model", value) for value in (None, b"model", nn.Linear(2, 2), int, *NO_OBJECTS)),
+    *((_run, "processing_class", value) for value in ("model", *NO_OBJECTS)),
+    *((_run, "columns", value) for value in (3, "x", ["prompt"])),
+    (_run, "nope", 1),
+    *((_train, "model", value) for value in (None, nn.Linear(2, 2), *NO_OBJECTS)),
+    *((_train, "processing_class", value) for value in ("model", None, *NO_OBJECTS)),
+    *((_train, "args", value) for value in ("x", *NO_OBJECTS)),
+    (_train, "train_dataset", None),
+    (_train, "resume", 3),
+]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("call", "name", "value"), OBJECTS)
+def test_objects_of_another_kind_are_refused_by_name(
+    call: Callable[..., Any], name: str, value: Any, tally: Tally
+) -> None:
+    told = ""
+    try:
+        call(**{name: value})
+    except UserError as error:
+        told = str(error)
+    tally("objects in Python", "handled" if name in told else "lost")
+    assert name in told
 
 
 REFUSED = [case for case in COMMAND if not case.allowed and "\0" not in str(case.value)]

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from semioffline.errors import UserError
+from semioffline.errors import UserError, short
 from semioffline.storage.untrusted import loading
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,20 @@ def _grow(model: Any, size: int, multiple: int) -> None:
             head.weight = nn.Parameter(torch.cat([untied, rest]))
             name = next(name for name, module in model.named_modules() if module is head)
             model.all_tied_weights_keys.pop(f"{name}.weight", None)
+
+
+def tokenizer_of(model: Any, tokenizer: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model object: this one, or that of the place that the model was loaded from."""
+    if not isinstance(getattr(model, "config", None), PretrainedConfig):
+        raise UserError(f"model={short(repr(model))} must be a Hub name, a folder, a Policy or a model of Transformers")
+    if tokenizer is None and not model.config._name_or_path:
+        raise UserError("processing_class must be given, a tokenizer: the model does not say where it is from")
+    if tokenizer is None:
+        with loading(f"the tokenizer of '{model.config._name_or_path}'"):
+            return AutoTokenizer.from_pretrained(model.config._name_or_path, **LOCAL_CODE)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise UserError(f"processing_class={short(repr(tokenizer))} must be a tokenizer of Transformers")
+    return tokenizer
 
 
 def is_peft(model: nn.Module) -> bool:

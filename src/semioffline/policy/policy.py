@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
 from semioffline.algorithm.tensors import Row, Text, send
@@ -32,6 +32,7 @@ from semioffline.policy.loading import (
     load_model,
     mask_row_trains,
     takes_block_mask,
+    tokenizer_of,
 )
 from semioffline.policy.meter import Meter
 from semioffline.policy.packing import (
@@ -120,11 +121,9 @@ class Policy(nn.Module):
     @classmethod
     def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase | None, **kwargs: Any) -> Policy:
         """The policy for a policy, a model object, a name on the Hub or a folder."""
-        if isinstance(model, Policy):
-            return model
-        if isinstance(model, str):
-            return cls.load(model, tokenizer, **kwargs)
-        return cls(model, tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path), **kwargs)
+        if isinstance(model, (str, Path)):
+            return cls.load(str(model), tokenizer, **kwargs)
+        return model if isinstance(model, Policy) else cls(model, tokenizer_of(model, tokenizer), **kwargs)
 
     def save(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write a checkpoint that loads without this library: a full model with AutoModelFor..., an adapter with

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.data.splits import Splits, splits_of
-from semioffline.errors import UserError
+from semioffline.errors import UserError, short, unknown
 from semioffline.experiments.job import MODEL
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_results import INITIAL, JobResult
@@ -51,6 +51,11 @@ def run(
         result = run(model="facebook/bart-base", data="data/", reward=my_reward, output_dir="run")
         print(result.sentence)
     """
+    if columns is not None and not isinstance(columns, dict):
+        raise UserError(f"columns={short(repr(columns))} must be a dict of our columns to yours, or None")
+    known = {item.name for item in fields(JobOptions)}
+    for name in options.keys() - known:
+        raise unknown("option of run", name, known)
     in_memory = not isinstance(data, (str, Path))
     words = [] if columns is None else [f"{ours}={theirs}" for ours, theirs in columns.items()]
     source = DataOptions(task=task, data_dir=None if in_memory else str(data), columns=words)

@@ -48,6 +48,10 @@ class SafeCheckpoints(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
+        if self.train_dataset is None:
+            raise UserError("train_dataset must be given: rows with a prompt and a completion")
+        if not isinstance(resume_from_checkpoint, (str, Path, bool, type(None))):
+            raise UserError(f"resume_from_checkpoint={resume_from_checkpoint!r} must be True, False or a folder")
         whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled  # else they have files of other names
         needed = NEEDED if whole and self.args.world_size == 1 else ()
         if resume_from_checkpoint is True:

@@ -112,7 +112,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             )
         if not args.verbose:
             self.console.follow(self)
-        if self.method.needs_reward and reward_funcs is None:
+        if self.method.needs_reward and (reward_funcs is None or reward_funcs == []):
             raise UserError(
                 f"the method {args.method} needs a reward: pass reward_funcs (--reward on the command line)"
             )

@@ -9,7 +9,7 @@ from functools import cache
 
 from semioffline import methods
 from semioffline.config import MethodConfig, setting_names
-from semioffline.errors import UserError, unknown
+from semioffline.errors import UserError, short, unknown
 from semioffline.methods.shared.base import BaseMethod
 from semioffline.methods.shared.combined import Combined
 from semioffline.methods.shared.kl_penalty import with_penalty
@@ -65,6 +65,8 @@ def config_class(name: str) -> type[MethodConfig]:
 
 def load_method(config: MethodConfig) -> BaseMethod:
     """The method whose settings these are; that of `one+another` runs both on every batch."""
+    if not isinstance(config, MethodConfig):
+        raise UserError(f"args={short(repr(config))} must be a MethodConfig, such as SemiOfflineConfig(output_dir=...)")
     names = check_method(config.method)
     found = {part: _class_of(part)(config) for part in names}
     return with_penalty(Combined(config, found) if len(found) > 1 else next(iter(found.values())))
