@@ -149,7 +149,7 @@ RECIPES: dict[str, bytes] = {
     "a list of lists": b"reward: [[rouge1]]\n",
     "a list of nothing": b"reward: [null]\n",
     "a list of maps": b"reward: [{a: 1}]\n",
-    "a list for one value": b"seed: [1]\n",
+    "a list for one value": b"seed: [1, 2]\n",
     "columns of maps": b"columns: {prompt: {a: 1}}\n",
     "a point for a whole number": b"seed: 1.0\n",
     "yes for a number": b"seed: yes\n",

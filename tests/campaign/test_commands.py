@@ -51,7 +51,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty.py").write_text("", encoding="utf-8")
     (folder / "broken.py").write_text("def f(:\n", encoding="utf-8")
     (folder / "leaving.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
-    (folder / "list-of-one.yaml").write_text("seed: [1]\n", encoding="utf-8")
     (folder / "file").write_text("x", encoding="utf-8")
     (folder / "binary.jsonl").write_bytes(bytes(range(256)))
     (folder / "half.jsonl.gz").write_bytes(b"\x1f\x8b")
@@ -185,7 +184,6 @@ LINES: list[tuple[str, str]] = [
     (f"train semi_offline {TRAIN} --accelerator_config nope.json", "accelerator_config='nope.json'"),
     (f"train semi_offline {TRAIN} --deepspeed nope.json", "deepspeed='nope.json'"),
     (f"train semi_offline {TRAIN} --fsdp nope", "fsdp"),
-    (f"train semi_offline {TRAIN} --config list-of-one.yaml", "seed in the recipe must be one value"),
     (f"train semi_offline {TRAIN} --", "'--' is not an option"),
     (f"train semi_offline {TRAIN} ---seed 1", "'---seed' is not an option"),
     ("env --x", "unknown option 'x'. There is none."),

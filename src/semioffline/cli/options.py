@@ -80,7 +80,7 @@ def parse(
     recipe, argv = take_recipe(argv)
     lists = {action.dest for action in parser._actions if action.nargs in ("+", "*")}
     for key, value in recipe.items():
-        if isinstance(value, list) and key in names - lists:
+        if isinstance(value, list) and len(value) > 1 and key in names - lists:
             raise UserError(f"{key} in the recipe must be one value, not a list")
         parts = value if isinstance(value, list) else ()
         if isinstance(value, dict) and key == "columns":
