@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semioffline.config import MethodConfig
+    from semioffline.evaluation.explanation import explain
     from semioffline.methods.ablations import AblationsConfig
     from semioffline.methods.actor_critic import ActorCriticConfig
     from semioffline.methods.avg import AvgConfig
@@ -54,6 +55,7 @@ _HOME = {
     "SelfCriticConfig": "methods.self_critic",
     "SemiOfflineConfig": "methods.semi_offline",
     "SemiOfflineTrainer": "training.trainer",
+    "explain": "evaluation.explanation",
     "run": "report.job",
 }
 __all__ = [
@@ -79,6 +81,7 @@ __all__ = [
     "SemiOfflineConfig",
     "SemiOfflineTrainer",
     "__version__",
+    "explain",
     "run",
 ]
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "evaluate": "decode a test set and score it, with confidence intervals",
     "compare": "train several methods from one start for the same budget, and print one table",
     "report": "write one HTML page about runs: semioffline report RUN [RUN ...]",
+    "explain": "show what each word of a text does for its reward, by trying others in its place",
     "rate": "blind human ratings of outputs: semioffline rate RUN_A RUN_B ...",
     "recipes": "list the recipes that ship, for --config NAME",
     "bench": "measure what a step of every method costs on this machine",
