@@ -12,8 +12,9 @@ from semioffline.evaluation.explanation import Explanation, explain
 from semioffline.printing import say
 from semioffline.validation import BATCH, NOT_NEGATIVE, Options, setting
 
-
 EMPTY = "(no text)"
+LEAST = 0.005
+"""Probability of a word that is printed."""
 
 
 @dataclass
@@ -66,5 +67,6 @@ def _print(found: Explanation) -> None:
         others = [
             f"{other.text or EMPTY} {'–' if other.change is None else f'{other.change:+.3g}'} ({other.probability:.2f})"
             for other in word.alternatives
+            if other.probability >= LEAST
         ]
-        say(f"{word.text:<{column}}{word.probability:.2f}  {', '.join(others)}", margin=column + 6)
+        say(f"{word.text:<{column}}{word.probability:.2f}  {', '.join(others)}".rstrip(), margin=column + 6)

@@ -119,13 +119,12 @@ def explain(
     given = {**(row or {}), "prompt": prompt, "completion": _NONE if completion is None else completion}
     given |= {"references": list(references)} if references else {}
     if completion is None:
-        [ids] = generate_ids(policy, _read(given, policy, limits), Decoding(max_new_tokens=limits[1]), progress=False)
-        given["completion"] = policy.tokens.decode([ids])[0]
+        made = generate_ids(policy, _read(given, policy, limits), Decoding(max_new_tokens=limits[1]), progress=False)
+        [given["completion"]] = policy.tokens.decode(made)
     [example] = _read(given, policy, limits).examples
     text = Collator(policy.tokens.pad_id)([example]).target
     own, swaps = _find_swaps(policy, example, text, alternatives, batch_size)
-    whole = text.ids[0].tolist()
-    ids = [whole, *(swap.ids for swap in swaps)]
+    ids: list[list[int]] = [text.ids[0].tolist(), *(swap.ids for swap in swaps)]
     texts = policy.tokens.decode(ids)
     values = _score(rewards, example, texts, ids)
     words = [ExplainedWord(shown, probability, []) for shown, probability in own]
