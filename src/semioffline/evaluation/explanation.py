@@ -106,7 +106,7 @@ def explain(
 
     Example:
         ```python
-        found = semioffline.explain("runs/mine/semi_offline/model", "Acer laptop, 8 GB", "A cheap laptop.", my_reward)
+        found = explain("runs/mine/semi_offline/model", "Acer laptop, 8 GB", "A cheap laptop.", my_reward)
         for word in found.words:
             print(word.text, [(other.text, other.change) for other in word.alternatives])
         ```
