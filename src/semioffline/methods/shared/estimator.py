@@ -39,10 +39,10 @@ class EstimatorSettings(GroupSettings):
         "reinforce", "reinforce: independent samples | counterfactual: bases, and copies with one token changed.",
         "Sampling",
     )  # fmt: skip
-    num_bases: int = setting(1, "estimator=counterfactual: base samples among the K.", "Sampling", Range(1, 2**15))
+    num_bases: int = setting(1, "estimator=counterfactual: base samples among the K.", "Advanced", Range(1, 2**15))
     swap_tail: Tail = setting(
         "truncate", "estimator=counterfactual: sample unlikely tokens too, without bias, or leave them out: "
-        "sample | truncate.", "Sampling",
+        "sample | truncate.", "Advanced",
     )  # fmt: skip
 
     def problems(self) -> list[str]:

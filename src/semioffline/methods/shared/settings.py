@@ -56,7 +56,7 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
     )
     kl_target: float | None = setting(
         None, "Adapts kl_weight after every step: up while the KL divergence is above this, down while below.",
-        "RL term", POSITIVE,
+        "Advanced", POSITIVE,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -131,9 +131,9 @@ class MaskingSettings(MethodConfig):
     mask_rate_end: float | None = setting(None, "mask_rate changes linearly to this value.", "Masking", SHARE)
     mask_unit: MaskUnit = setting("token", "Mask single tokens or whole words: token | word.", "Masking")
     mask_pattern: MaskPattern = setting("random", "Positions to mask: random | suffix | span | mixed.", "Masking")
-    mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Masking", Range(1, 10**6))
+    mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Advanced", Range(1, 10**6))
     eos_after: int | None = setting(None, "After this many tokens EOS may be drawn, to end early.", "Masking", STEPS)
-    draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Masking")
+    draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Advanced")
     mask_where: str | None = setting(
         None,
         "Mask only words inside the matches of this regular expression (of its groups, where it has some), or in "
