@@ -20,10 +20,9 @@ MOST_BEFORE = 200
 
 
 def measure_start(trainer: SemiOfflineTrainer) -> dict[str, float]:
-    """For the first line of the log: whether the model knows its mask token, where the method needs it. Not with FSDP
-    or DeepSpeed, which place the weights later, nor with CUDA graphs, whose shapes these passes do not have."""
-    is_placed = not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled
-    if not trainer.method.masks_target or not is_placed or trainer.args.cuda_graphs:
+    """For the first line of the log: whether the model knows its mask token, where the method needs it. Not with CUDA
+    graphs, whose shapes these passes do not have."""
+    if not trainer.method.masks_target or not _has_weights(trainer) or trainer.args.cuda_graphs:
         return {}
     found = check_mask_token(trainer.policy, trainer.train_dataset)
     return {"mask_token/plain": found.plain, "mask_token/masked": found.masked, "mask_token/wrong": found.wrong}
@@ -31,13 +30,17 @@ def measure_start(trainer: SemiOfflineTrainer) -> dict[str, float]:
 
 def write_initial_outputs(trainer: SemiOfflineTrainer, folder: Path) -> None:
     """before.jsonl: outputs and metrics for the first validation inputs. Call it before `train`; a resumed run keeps
-    what was written at its start. Not with FSDP or DeepSpeed, which place the weights when training begins."""
+    what was written at its start."""
     examples = trainer.eval_dataset
-    is_placed = not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled
-    if not isinstance(examples, Examples) or not is_placed or (folder / BEFORE).exists():
+    if not isinstance(examples, Examples) or not _has_weights(trainer) or (folder / BEFORE).exists():
         return
     examples = examples.first(MOST_BEFORE)
     evaluation = trainer.evaluate_outputs(examples)
     if trainer.accelerator.is_main_process:
         make_folder(folder)
         write_predictions(folder / BEFORE, evaluation, examples)
+
+
+def _has_weights(trainer: SemiOfflineTrainer) -> bool:
+    """Whether the model can run before training begins: FSDP and DeepSpeed place its weights then."""
+    return not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled
