@@ -53,7 +53,7 @@ TRANSFORMERS: dict[str, tuple[str, Range | None]] = {
     "max_grad_norm": ("Gradients are clipped to this norm; 0: never.", NOT_NEGATIVE),
     "label_smoothing_factor": ("Label smoothing of the MLE loss.", SHARE),
     "optim": ("Optimizer: adamw_torch_fused, adafactor, sgd, ...", None),
-    "seed": ("Seed of everything random.", SEED),
+    "seed": ("Random seed.", SEED),
     "bf16": ("Compute in bfloat16, with weights in --dtype.", None),
     "gradient_checkpointing": ("Less memory for activations, at one more forward pass.", None),
     "torch_compile": ("Compile the layers of the model.", None),
@@ -93,60 +93,62 @@ class MethodConfig(TrainingArguments):
 
     # Rewards
     reward_weights: list[float] | None = setting(
-        None, "Weight of each reward; all 1 when not given.", "Reward", Range(-(10**9), 10**9)
+        None, "Weight of each reward. Default: all 1.", "Reward", Range(-(10**9), 10**9)
     )
     reward_timeout: float | None = setting(
         None,
-        "Seconds that one call of a reward function may take; no limit when not given. An evaluation scores all "
-        "outputs in one call, and has this time for each training batch in them.",
+        "Time limit for one call of a reward function, in seconds. Default: no limit. An evaluation scores all outputs "
+        "in one call; its limit is this time for each training batch of outputs.",
         "Reward",
         SECONDS,
         free=True,
     )
     overlap_rewards: bool = setting(
-        True, "Score samples while the device goes on. Same results.", "Advanced", free=True
+        True, "Score samples while the device computes. The results are the same.", "Advanced", free=True
     )
     reward_workers: int | None = setting(
         None,
-        "Processes that score with built-in rewards; spare cores by default, none for a model on the CPU.",
+        "Processes that compute built-in rewards. Default: one per spare core; 0 for a model on the CPU.",
         "Advanced",
         PROCESSES,
         free=True,
     )
     # Text
     max_prompt_length: int | None = setting(
-        None, "Longest source in tokens; 512, or what the model's positions allow.", "Text", TOKENS
+        None, "Longest source in tokens. Default: 512, or the model's maximum.", "Text", TOKENS
     )
     max_completion_length: int | None = setting(
-        None, "Longest target in tokens; 128, or what the model's positions allow.", "Text", TOKENS
+        None, "Longest target in tokens. Default: 128, or the model's maximum.", "Text", TOKENS
     )
     truncation_side: TruncationSide | None = setting(
-        None, "End of a long prompt that is cut off: left | right; left for decoder-only models.", "Text"
+        None, "Side where long prompts are cut: left (default for decoder-only models) | right.", "Text"
     )
     # Model
     disable_dropout: bool = setting(False, "Set every dropout probability to 0.", "Advanced")
     share_prompt: bool = setting(
-        True, "Compute the source's part of the decoder once for all rows of an input.", "Advanced", free=True
+        True, "Compute the decoder's work on the source once for all rows of an input.", "Advanced", free=True
     )
     pad_to_multiple_of: int = setting(
         1,
-        "Pad texts to a multiple of this many tokens: few shapes for torch_compile.",
+        "Pad texts to a multiple of this many tokens, for fewer shapes in torch_compile.",
         "Advanced",
         BATCH,
         free=True,
     )
     cuda_graphs: bool = setting(
         False,
-        "Replay the model's passes and its decoding as CUDA graphs; with pad_to_multiple_of.",
+        "Replay model and decoding as CUDA graphs. Combine with pad_to_multiple_of.",
         "Speed and memory",
         free=True,
     )
     # Evaluation by generation
     eval_metrics: list[str] = setting(
-        ["rouge1", "rouge2", "rougeL"], "Metrics of evaluation during training, by name.", "Evaluation", free=True
+        ["rouge1", "rouge2", "rougeL"], "Names of the metrics to evaluate during training.", "Evaluation", free=True
     )
-    num_beams: int = setting(1, "Beams in evaluation; 1 is greedy.", "Evaluation", BEAMS, free=True)
-    length_penalty: float = setting(1.0, "Exponent on the length in beam search.", "Evaluation", PENALTY, free=True)
+    num_beams: int = setting(1, "Number of beams in evaluation; 1: greedy decoding.", "Evaluation", BEAMS, free=True)
+    length_penalty: float = setting(
+        1.0, "Beam search: exponent of the length in a beam's score.", "Evaluation", PENALTY, free=True
+    )
     no_repeat_ngram_size: int = setting(
         0, "Never repeat an n-gram of this size in evaluation; 0: no limit.", "Evaluation", NOT_NEGATIVE, free=True
     )
@@ -162,45 +164,42 @@ class MethodConfig(TrainingArguments):
     log_completions: bool = setting(True, "Write sampled completions to completions/step-*.parquet.", "Log", free=True)
     write_result: bool = setting(
         True,
-        "Write result.json after training and, with a validation split, before.jsonl and predictions.jsonl: it is "
-        "decoded before and after.",
+        "Write result.json after training. With a validation split, also decode it before and after training, into "
+        "before.jsonl and predictions.jsonl.",
         "Advanced",
         free=True,
     )
     num_completions_to_print: int = setting(
-        0, "Inputs to print at every log, each with its best sample.", "Advanced", NOT_NEGATIVE, free=True
+        0, "Inputs to print at every log step, each with its best sample.", "Advanced", NOT_NEGATIVE, free=True
     )
     # Checkpoints
     save_minutes: float | None = setting(
         10.0,
-        "Also write a checkpoint when these minutes have passed since the last one, so that little is lost; with one "
-        "process, and unless save_strategy is no.",
+        "Also write a checkpoint if the last one is this many minutes old. Only with one process, and not with "
+        "save_strategy=no.",
         "Advanced",
         Range(0, 10**6, open_low=True),
         free=True,
     )
     save_total_limit: int | None = setting(
         1,
-        "Checkpoints to keep, besides the best one if it is loaded at the end. Each holds weights and optimizer: three "
-        "times the size of the model. The last but one is removed when the last is complete; 2 keeps both, in case the "
-        "disk damages one.",
+        "Checkpoints to keep, in addition to the best one if it is loaded at the end. Each is about three times the "
+        "size of the model. With 2, a run can continue if the last checkpoint is damaged.",
         "Training",
         STEPS._replace(low=0),
         free=True,
     )
     # Transformers' own, with other defaults
     logging_steps: float = setting(
-        10, "Steps between two lines of the log; below 1: a share of all steps.", "Log", _EVERY, free=True
+        10, "Steps between two log lines; below 1: a share of all steps.", "Log", _EVERY, free=True
     )
-    verbose: bool = setting(
-        False, "Keep the log lines and progress bars of Transformers instead of ours.", "Log", free=True
+    verbose: bool = setting(False, "Show the log lines and progress bars of Transformers.", "Log", free=True)
+    disable_tqdm: bool | None = setting(
+        False, "Print plain log lines instead of a live progress line.", "Advanced", free=True
     )
-    disable_tqdm: bool | None = setting(False, "No line that moves; one plain line per log.", "Advanced", free=True)
-    logging_nan_inf_filter: bool = setting(
-        False, "A loss that is not finite stops training: nothing to filter.", free=True
-    )
-    remove_unused_columns: bool = setting(False, "Rewards may need any column, so none is removed.", free=True)
-    ddp_find_unused_parameters: bool | None = setting(False, "Every parameter is used in every step.", free=True)
+    logging_nan_inf_filter: bool = setting(False, "Fixed: a loss that is not finite stops training.", free=True)
+    remove_unused_columns: bool = setting(False, "Fixed: rewards may need any column, so none is removed.", free=True)
+    ddp_find_unused_parameters: bool | None = setting(False, "Fixed: every parameter is used in every step.", free=True)
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Refuse settings that this method does not read, with the nearest name that it does."""
@@ -257,15 +256,15 @@ class MethodConfig(TrainingArguments):
             wrong.append("load_best_model_at_end needs evaluations: set eval_strategy, and save_strategy to the same")
         if self.cuda_graphs and self.gradient_accumulation_steps > 1:
             wrong.append(
-                f"cuda_graphs with gradient_accumulation_steps={self.gradient_accumulation_steps}: a graph keeps the "
-                "gradients of its last pass only; accumulate in a larger batch instead"
+                f"cuda_graphs cannot be combined with gradient_accumulation_steps={self.gradient_accumulation_steps}: "
+                "use a larger batch instead"
             )
         if self.neftune_noise_alpha is not None or self.use_liger_kernel:
-            wrong.append("neftune_noise_alpha and use_liger_kernel must stay unset: they change plain models only")
+            wrong.append("neftune_noise_alpha and use_liger_kernel are not supported: leave them unset")
         if self.debug:
-            wrong.append(f"debug={self.debug!r} must stay unset: it reads the outputs of plain models only")
+            wrong.append(f"debug={self.debug!r} is not supported: leave it unset")
         if self.cuda_graphs and self.gradient_checkpointing:
-            wrong.append("cuda_graphs with gradient_checkpointing: choose one, speed or memory")
+            wrong.append("cuda_graphs cannot be combined with gradient_checkpointing: choose one of them")
         return wrong
 
 

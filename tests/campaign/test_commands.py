@@ -72,7 +72,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LINES: list[tuple[str, str]] = [
     # (command, what the line must say)
-    ("train", "which method?"),
+    ("train", "no method given"),
     ("train +", "unknown method ''"),
     ("train ../x", "unknown method '../x'"),
     ("train [/b]", "unknown method '[/b]'"),

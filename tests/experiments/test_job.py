@@ -352,7 +352,7 @@ def test_rows_in_memory_are_checked(model: str, tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=part.replace("(", r"\(")):
             semioffline.run(model, data, "rouge1", tmp_path / "out", device="cpu")
-    with pytest.raises(UserError, match="which reward"):
+    with pytest.raises(UserError, match="no reward given"):
         semioffline.run(model, rows, output_dir=tmp_path / "out", device="cpu")
 
 

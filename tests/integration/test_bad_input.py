@@ -150,7 +150,7 @@ def test_data(changes: dict, parts: list[str], inputs: Path, train: Train, refus
     ("argv", "parts"),
     [
         (["trian"], ["command 'trian'", "Did you mean 'train'?"]),
-        (["train"], ["which method?", "semi_offline"]),
+        (["train"], ["no method given", "semi_offline"]),
         (["train", "semi_ofline"], ["method 'semi_ofline'", "Did you mean 'semi_offline'?"]),
         (["train", "mft", "--task", "adz"], ["task 'adz'", "Did you mean 'ads'?"]),
         (["train", "semi_offline", "--mask_rat", "0.4"], ["option 'mask_rat'", "Did you mean 'mask_rate'?", "more."]),

@@ -406,7 +406,7 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
     (other / "comparison.json").write_text(whole)
     elsewhere = tmp_path / "elsewhere"
     run(elsewhere, "--budget_steps", "2", "--methods", "mft", "--start_steps", "5")
-    assert "does not begin with the same start" in refused(f"another={elsewhere}")
+    assert "has another initial checkpoint" in refused(f"another={elsewhere}")
     shutil.rmtree(other / "runs")
     assert "No such file" in refused(f"longer={other}")
     for content in ("[]", '{"kind": "bench"}', '{"methods": {"mft": {}}}'):

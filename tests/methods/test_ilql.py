@@ -210,7 +210,7 @@ def test_without_its_file_it_is_told(tiny_policy, settings, tmp_path):
 
 def test_it_does_not_share_the_head_of_a_critic(tiny_policy, settings):
     method = load_method(settings("actor_critic+ilql"))
-    with pytest.raises(UserError, match="does not combine with a method that has a critic"):
+    with pytest.raises(UserError, match="cannot be combined with a method that has a critic"):
         method.prepare(tiny_policy("bart"), [])
 
 

@@ -116,7 +116,7 @@ def test_a_pattern_that_matches_nowhere_is_told(tiny_policy, tiny_data):
     ("own", "told"),
     [
         ({"mask_where": "(unclosed"}, "no regular expression"),
-        ({"mask_where": "a", "eos_after": 3}, "eos_after with mask_where"),
+        ({"mask_where": "a", "eos_after": 3}, "eos_after cannot be combined with mask_where"),
         ({"mask_where": ""}, "must not be empty"),
     ],
 )

@@ -375,7 +375,7 @@ def test_search_refuses(settings: dict[str, Any], message: str) -> None:
             {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0, "do_sample": True},
             "num_beams and num_beam_groups",
         ),
-        ({"num_beams": 4, "do_sample": True}, "do_sample=True does not go with num_beams above 1"),
+        ({"num_beams": 4, "do_sample": True}, "do_sample=True cannot be combined with num_beams above 1"),
         ({"temperature": 0.7}, "need do_sample=True"),
         ({"do_sample": True, "temperature": 0.0}, "temperature=0.0 must be at least 0.0001"),
         ({"do_sample": True, "top_p": 1.5}, "top_p=1.5 must be above 0 and at most 1"),

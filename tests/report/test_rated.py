@@ -86,10 +86,10 @@ def test_what_is_no_file_of_ratings_is_told_in_a_line(tmp_path, content, capsys)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "which runs?"),
+        ([], "no runs given"),
         (["missing"], "there is no run folder"),
         (["--read", "nothing.json"], "there is no key.json"),
-        (["run", "--read", "a.json"], "takes files alone"),
+        (["run", "--read", "a.json"], "takes rating files and no runs"),
         (["run", "--protocol", "stars"], "protocol"),
     ],
 )

@@ -358,7 +358,7 @@ def test_nan_is_told_once_and_none_never(caplog, monkeypatch):
         assert not caplog.text
         for _ in range(2):
             RewardSet(returning([NAN, None, torch.tensor(NAN)]))(COLUMNS)
-    assert caplog.text.count("the reward function 'odd' returned NaN for 2 of 3 samples: they are left out") == 1
+    assert caplog.text.count("the reward function 'odd' returned NaN for 2 of 3 samples, which are left out") == 1
 
 
 # ---- identical samples ----

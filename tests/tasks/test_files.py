@@ -125,7 +125,7 @@ def test_other_files_and_other_things_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"data files end in .jsonl, .json, .csv"):
         load_rows(write(tmp_path / "rows.txt", "x"))
     for source in (3, [], [3]):
-        with pytest.raises(UserError, match="rows come from"):
+        with pytest.raises(UserError, match="data must be a file"):
             load_rows(source)
     with pytest.raises(UserError, match="limit must be at least 1"):
         load_rows("rows.jsonl", limit=0)

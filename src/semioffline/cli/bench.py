@@ -38,32 +38,31 @@ _FEW = Range(1, 10**5)
 @dataclass
 class BenchOptions(Options):
     models: list[str] = setting(
-        ["bart-large", "t5-large", "pegasus-large", "smollm2-135m"], "Sizes by name (random weights), or folders."
+        ["bart-large", "t5-large", "pegasus-large", "smollm2-135m"],
+        "Names of model sizes (random weights), or model folders.",
     )
     shapes: list[str] = setting(
-        ["cnndm", "samsum", "squad", "xsum"], "Lengths of the texts: those of the paper's data."
+        ["cnndm", "samsum", "squad", "xsum"], "Datasets of the paper whose text lengths are used."
     )
     methods: list[str] = setting(
         ["trainer", "ft", "mft", "mft-2", "semi_offline", "brio", "self_critic", "avg"],
-        "What is measured; trainer is Transformers' own, mft-2 is mft with two decoder rows.",
+        "Methods to measure. trainer: Transformers' Trainer; mft-2: mft with two decoder rows.",
     )
-    num_samples: list[int] = setting([2, 16, 64, 256, 1024], "K of semi_offline.", allowed=SAMPLES)
-    settings: list[str] = setting(["plain"], "plain | compile | graphs | compile+graphs")
-    batch_size: list[int] = setting([16], "Inputs in one step.", allowed=BATCH)
-    steps: int = setting(20, "Steps that are timed (fewer for methods that generate).", allowed=_FEW)
-    warmup: int = setting(8, "Steps before them.", allowed=_FEW._replace(low=0))
-    window: int = setting(
-        4, "Steps between two looks at the clock; the result is the median of these windows.", allowed=_FEW
-    )
-    candidates: int = setting(16, "Candidates of brio.", allowed=BEAMS)
-    on_policy_samples: int = setting(16, "K of avg.", allowed=SAMPLES)
-    reward: str = setting("rouge", "Reward of the methods that have one.")
-    small: bool = setting(False, "Tiny models and texts: two minutes on two cores.")
-    output_dir: str = setting("runs/bench", "Where bench.json and the plots go.", place=True)
-    reward_workers: int | None = setting(None, "As in training.", allowed=PROCESSES)
-    overlap_rewards: bool = setting(True, "As in training.")
-    pad_to_multiple_of: int = setting(1, "As in training.", allowed=BATCH)
-    optim: str | None = setting(None, "As in training.")
+    num_samples: list[int] = setting([2, 16, 64, 256, 1024], "Values of num_samples for semi_offline.", allowed=SAMPLES)
+    settings: list[str] = setting(["plain"], "How to run: plain | compile | graphs | compile+graphs")
+    batch_size: list[int] = setting([16], "Inputs per step.", allowed=BATCH)
+    steps: int = setting(20, "Steps to time; methods that generate get fewer.", allowed=_FEW)
+    warmup: int = setting(8, "Steps before the timing begins.", allowed=_FEW._replace(low=0))
+    window: int = setting(4, "Steps per time measurement; the result is the median measurement.", allowed=_FEW)
+    candidates: int = setting(16, "Candidates per input for brio.", allowed=BEAMS)
+    on_policy_samples: int = setting(16, "Samples per input for avg.", allowed=SAMPLES)
+    reward: str = setting("rouge", "Reward for the methods that use one.")
+    small: bool = setting(False, "Use tiny models and short texts: two minutes on two cores.")
+    output_dir: str = setting("runs/bench", "Folder for bench.json and the plots.", place=True)
+    reward_workers: int | None = setting(None, "The setting of the same name in training.", allowed=PROCESSES)
+    overlap_rewards: bool = setting(True, "The setting of the same name in training.")
+    pad_to_multiple_of: int = setting(1, "The setting of the same name in training.", allowed=BATCH)
+    optim: str | None = setting(None, "The setting of the same name in training.")
 
 
 def run(argv: list[str]) -> None:

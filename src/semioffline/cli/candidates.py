@@ -40,39 +40,49 @@ STRATEGIES = ("diverse_beam", "sampling", "beam")
 @dataclass
 class CandidateOptions(Options):
     output_dir: str | None = setting(
-        None, "Folder of candidates.jsonl; a run that was stopped goes on there.", place=True
+        None, "Folder for candidates.jsonl. An interrupted command continues there.", place=True
     )
-    split: str = setting("train", "Which split.")
-    reward: list[str] = setting([], "What the candidates are scored and sorted by; the task's own when not given.")
-    num_candidates: int = setting(16, "N, candidates for each input.", allowed=BEAMS)
-    strategy: str = setting("diverse_beam", "diverse_beam | sampling (nucleus) | beam", choices=STRATEGIES)
+    split: str = setting("train", "Split to read.")
+    reward: list[str] = setting([], "Reward that scores and sorts the candidates. Default: the task's reward.")
+    num_candidates: int = setting(16, "N, candidates per input.", allowed=BEAMS)
+    strategy: str = setting(
+        "diverse_beam", "How to generate: diverse_beam | sampling (nucleus) | beam.", choices=STRATEGIES
+    )
     diversity_penalty: float = setting(
-        1.0, "diverse_beam: what a token costs that an earlier group chose.", allowed=Range(0, MOST_DIVERSE)
+        1.0, "diverse_beam: penalty for tokens that an earlier group chose.", allowed=Range(0, MOST_DIVERSE)
     )
-    num_beam_groups: int | None = setting(None, "diverse_beam: groups; one beam each when not given.", allowed=BEAMS)
+    num_beam_groups: int | None = setting(
+        None, "diverse_beam: number of groups. Default: one group per beam.", allowed=BEAMS
+    )
     search_beams: int | None = setting(
         None,
-        "beam searches: beams, of which the best num_candidates are kept, of each group in turn; as many as candidates "
-        "when not given.",
+        "beam, diverse_beam: number of beams. The best num_candidates are kept, from each group in turn. Default: "
+        "num_candidates.",
         allowed=BEAMS,
     )
-    top_p: float = setting(0.95, "sampling: mass of the nucleus.", allowed=Range(0, 1, open_low=True))
+    top_p: float = setting(
+        0.95,
+        "sampling: draw among the likeliest tokens that together have this probability.",
+        allowed=Range(0, 1, open_low=True),
+    )
     temperature: float = setting(1.0, "sampling: temperature.", allowed=TEMPERATURE)
-    length_penalty: float = setting(1.0, "beam search: exponent on the length.", allowed=PENALTY)
-    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.", allowed=NOT_NEGATIVE)
+    length_penalty: float = setting(
+        1.0, "beam, diverse_beam: exponent of the length in a beam's score.", allowed=PENALTY
+    )
+    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0: no limit.", allowed=NOT_NEGATIVE)
     min_new_tokens: int = setting(0, "Shortest candidate in tokens.", allowed=NOT_NEGATIVE)
     max_prompt_length: int | None = setting(None, "Longest source in tokens.", allowed=TOKENS)
     max_completion_length: int | None = setting(None, "Longest candidate in tokens.", allowed=TOKENS)
     truncation_side: str | None = setting(
-        None, "Which end of a long prompt is cut off: left | right.", choices=get_args(TruncationSide)
+        None, "Side where long prompts are cut: left | right.", choices=get_args(TruncationSide)
     )
-    batch_size: int = setting(16, "Inputs decoded at a time.", allowed=BATCH)
-    shard_size: int = setting(256, "Inputs in one shard: what a stopped run loses at most.", allowed=STEPS)
+    batch_size: int = setting(16, "Inputs to decode at a time.", allowed=BATCH)
+    shard_size: int = setting(256, "Inputs per shard. An interruption loses at most one shard.", allowed=STEPS)
     reward_timeout: float | None = setting(
-        None, "Seconds that one call of a reward function may take; no limit when not given.", allowed=SECONDS
+        None, "Time limit for one call of a reward function, in seconds. Default: no limit.", allowed=SECONDS
     )
-    cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
-    seed: int = setting(0, "Seed of the sampling.", allowed=SEED)
+    cuda_graphs: bool = setting(False, "Decode with CUDA graphs: faster on a CUDA device. Not with beams.")
+    seed: int = setting(0, "Random seed of the sampling.", allowed=SEED)
 
     def decoding(self, max_new_tokens: int) -> Decoding:
         make = partial(
@@ -109,9 +119,9 @@ def run(argv: list[str]) -> None:
     defaults["reward"] = [task.reward] if task.reward else None
     data, model, options = parse("candidates", types, argv, defaults)
     if not options.output_dir:
-        raise UserError("where to? give --output_dir FOLDER")
+        raise UserError("no output folder: give --output_dir FOLDER")
     if not options.reward:
-        raise UserError("candidates are sorted by a reward: give --reward (a name, file.py:function or model:NAME)")
+        raise UserError("candidates needs a reward to sort by: give --reward (a name, file.py:function or model:NAME)")
     device = model.checked_device()
     options.decoding(2)  # refuse bad settings before anything is loaded
     rewards = RewardSet(options.reward, device=device, timeout=options.reward_timeout)

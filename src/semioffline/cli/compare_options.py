@@ -36,51 +36,49 @@ METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "s
 @dataclass
 class CompareOptions(Options):
     methods: list[str] = setting(
-        METHODS, "What is compared, all from the same M-FT start; METHOD@LABEL is METHOD with settings of its own."
+        METHODS, "Methods to compare. METHOD@LABEL is METHOD with its own settings from --settings."
     )
     reward: list[str] = setting(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added."
     )
     seeds: list[int] = setting(
-        [0], "One run for each; a method's own `seeds` (or `steps`) in --settings go first.", allowed=SEED
+        [0], "Random seeds; one run each. `seeds` of a method in --settings override them.", allowed=SEED
     )
-    budget_seconds: float = setting(60.0, "Seconds of training for each method.", allowed=SECONDS)
-    budget_steps: int | None = setting(None, "Steps for each method, instead of seconds.", allowed=STEPS)
+    budget_seconds: float = setting(60.0, "Training time of each method, in seconds.", allowed=SECONDS)
+    budget_steps: int | None = setting(None, "Steps of each method, instead of --budget_seconds.", allowed=STEPS)
     start_steps: int = setting(
         300,
-        "Steps of the M-FT stage that all start from; 0: --model is that start already.",
+        "Steps of the M-FT stage before the comparison; 0: --model is an M-FT checkpoint already.",
         allowed=STEPS._replace(low=0),
     )
     start_learning_rate: float | None = setting(
-        None, "Learning rate of the M-FT stage; 1e-4, or 2e-3 for the tiny built-in model.", allowed=NOT_NEGATIVE
+        None, "Learning rate of the M-FT stage. Default: 1e-4; 2e-3 for the tiny built-in model.", allowed=NOT_NEGATIVE
     )
     unseen_inputs: int | None = setting(
-        None, "The M-FT stage leaves out so many training inputs, and all methods train on these alone.", allowed=STEPS
+        None, "Leave this many training inputs out of the M-FT stage. All methods train on them alone.", allowed=STEPS
     )
-    num_candidates: int = setting(8, "Candidates for each input, for the methods that need them.", allowed=BEAMS)
+    num_candidates: int = setting(8, "Candidates per input, for the methods that need them.", allowed=BEAMS)
     candidate_temperature: float = setting(
-        1.0, "Their temperature: the lower, the more alike the most likely text.", allowed=TEMPERATURE
+        1.0, "Sampling temperature of the candidates; lower: closer to the most likely text.", allowed=TEMPERATURE
     )
     candidate_rows: int | None = setting(
-        None, "Take only so many training inputs, where candidates are needed.", allowed=STEPS
+        None, "Training inputs to generate candidates for. Default: all.", allowed=STEPS
     )
     settings: str = setting("{}", 'Settings of single methods, as JSON: {"avg": {"num_samples": 8}}.')
     evaluations: int = setting(
-        6, "Looks at the validation split: at the end, at half of the budget, a quarter, ...", allowed=Range(1, 64)
+        6, "Number of evaluations on validation: after the whole budget, 1/2, 1/4, 1/8, ...", allowed=Range(1, 64)
     )
-    keep: str = setting(
-        "best", "Which of these looks is tested: best (by the reward on validation) | last.", choices=("best", "last")
-    )
+    keep: str = setting("best", "Checkpoint to test: best (by validation reward) | last.", choices=("best", "last"))
     jobs: int = setting(
         1,
-        "Runs at a time, each a process; a budget in seconds is then planned by timing every method alone first.",
+        "Runs at a time, each in a process. Every method is timed alone first, to turn seconds into steps.",
         allowed=PROCESSES._replace(low=1),
     )
     beside: list[str] = setting(
-        [], "LABEL=FOLDER of other comparisons with the same start: METHOD@LABEL in the table are their runs."
+        [], "LABEL=FOLDER of other comparisons with the same M-FT checkpoint, added as METHOD@LABEL."
     )
     only: str | None = setting(
-        None, "METHOD:SEED, start:SEED or timing: do this and make no table; table: make one of what is done."
+        None, "Do one part: METHOD:SEED, start:SEED or timing (without a table), or table (of the finished runs)."
     )
 
     def __post_init__(self) -> None:
@@ -147,14 +145,17 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
     listed: the recipe's methods. --methods may leave some of them out; their settings are then not used.
     """
     if not options.reward:
-        raise UserError("methods are compared by a reward: give --reward (a name, file.py:function or model:NAME)")
+        raise UserError("compare needs a reward: give --reward (a name, file.py:function or model:NAME)")
     for method in options.methods:
         check_method(method.partition("@")[0])
         _check_label(method)
         if options.methods.count(method) > 1:
             raise UserError(f"--methods has {method} twice: METHOD@LABEL is METHOD with settings of its own")
     if args.early_stopping_patience is not None:
-        raise UserError("early_stopping_patience: in a comparison all seeds of a method have the same steps")
+        raise UserError(
+            "early_stopping_patience cannot be used in a comparison, where all seeds of a method train for the same "
+            "steps"
+        )
     options.sampling(1)
     given = parse_settings(options.settings)
     bases = [method.partition("@")[0] for method in options.methods]

@@ -31,12 +31,14 @@ def run(argv: list[str]) -> None:
     own_task = data.task == "ads"
     if own_task and options.reward == ["click_rate"]:
         say(
-            "A synthetic task: write an advertisement for a product record; the reward is a made-up click model.",
+            "A synthetic task: write an advertisement for a product record. The reward is a made-up click model.",
             margin=0,
         )
         say()
     if model.model is None and not own_task and options.reward:
-        raise UserError(f"--task {data.task} needs --model: the tiny built-in model only speaks the synthetic task")
+        raise UserError(
+            f"--task {data.task} needs --model: the tiny built-in model knows the words of the synthetic task only"
+        )
     if model.model is None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more would wait for each other, for minutes where the cores have other work, too
 

@@ -34,28 +34,28 @@ from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS,
 @dataclass
 class EvaluateOptions(Options):
     output_dir: str | None = setting(
-        None, "Run folder: result.json and predictions.jsonl; an evaluation that was stopped goes on there.", place=True
+        None, "Folder for result.json and predictions.jsonl. An interrupted evaluation continues there.", place=True
     )
-    split: str = setting("test", "Which split.")
-    metrics: list[str] = setting([], "Metrics by name; the task's own when not given.")
-    batch_size: int = setting(32, "Inputs decoded at a time.", allowed=BATCH)
+    split: str = setting("test", "Split to read.")
+    metrics: list[str] = setting([], "Names of metrics. Default: the task's metrics.")
+    batch_size: int = setting(32, "Inputs to decode at a time.", allowed=BATCH)
     max_prompt_length: int | None = setting(None, "Longest source in tokens.", allowed=TOKENS)
     max_completion_length: int | None = setting(None, "Longest output in tokens.", allowed=TOKENS)
     truncation_side: str | None = setting(
-        None, "Which end of a long prompt is cut off: left | right.", choices=get_args(TruncationSide)
+        None, "Side where long prompts are cut: left | right.", choices=get_args(TruncationSide)
     )
-    num_beams: int = setting(1, "Beams; 1 is greedy.", allowed=BEAMS)
-    length_penalty: float = setting(1.0, "Exponent on the length in beam search.", allowed=PENALTY)
-    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0 means free.", allowed=NOT_NEGATIVE)
+    num_beams: int = setting(1, "Number of beams; 1: greedy decoding.", allowed=BEAMS)
+    length_penalty: float = setting(1.0, "Beam search: exponent of the length in a beam's score.", allowed=PENALTY)
+    no_repeat_ngram_size: int = setting(0, "Never repeat an n-gram of this size; 0: no limit.", allowed=NOT_NEGATIVE)
     min_new_tokens: int = setting(0, "Shortest output in tokens.", allowed=NOT_NEGATIVE)
     reward_timeout: float | None = setting(
-        None, "Seconds that one call of a metric may take; no limit when not given.", allowed=SECONDS
+        None, "Time limit for one call of a metric, in seconds. Default: no limit.", allowed=SECONDS
     )
-    cuda_graphs: bool = setting(False, "Decode faster on a CUDA device, without beams: a token's step is recorded.")
-    seed: int = setting(0, "Seed of the bootstrap and of synthetic tasks.", allowed=SEED)
+    cuda_graphs: bool = setting(False, "Decode with CUDA graphs: faster on a CUDA device. Not with beams.")
+    seed: int = setting(0, "Random seed of the bootstrap and of synthetic tasks.", allowed=SEED)
     against: list[str] = setting(
         [],
-        "Run folders or models to compare with, over the same inputs: paired differences, intervals and p-values.",
+        "Run folders or models to compare with, on the same inputs: differences, intervals and p-values.",
         place=True,
     )
 

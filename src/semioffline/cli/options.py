@@ -97,7 +97,7 @@ def parse(
         args=as_flags(given) + argv, return_remaining_strings=True, look_for_args_file=False
     )
     if rest and not _FLAG.match(rest[0]):
-        raise UserError(f"{short(repr(rest[0]))} is not an option: every setting is --name value")
+        raise UserError(f"{short(repr(rest[0]))} is not an option: write every setting as --name value")
     if rest and unread == "reject":
         raise unread_setting("option", rest[0].split("=")[0].lstrip("-"), names)
     for data in (options for options in parsed if isinstance(options, DataOptions)):

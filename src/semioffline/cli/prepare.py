@@ -51,9 +51,9 @@ def prepare(
     start = folder / "start" / "model"
     if options.start_steps == 0:
         if model.model is None:
-            raise UserError("--start_steps 0 needs --model: a model that was fine-tuned with masks")
+            raise UserError("--start_steps 0 needs --model MODEL, a model that was fine-tuned with masks")
         if options.unseen_inputs is not None:
-            raise UserError("--unseen_inputs are left out of the M-FT stage, and --start_steps 0 has none")
+            raise UserError("--unseen_inputs needs an M-FT stage, and --start_steps 0 skips it: give only one of them")
         start = Path(model.model)
     chosen = [load_method(settings(method, output_dir=str(folder))) for method in options.methods]
     needs = any(method.needs_candidates or method.static_target != "ground_truth" for method in chosen)
@@ -162,7 +162,9 @@ def divide_inputs(rows: Dataset, number: int, seed: int) -> tuple[Dataset, Datas
     prompts = [str(prompt) for prompt in rows["prompt"]]
     inputs = list(dict.fromkeys(prompts))
     if not 0 < number < len(inputs):
-        raise UserError(f"unseen_inputs={number} must leave inputs to both stages: there are {len(inputs)}")
+        raise UserError(
+            f"unseen_inputs={number} must leave inputs for both stages: the training data has {len(inputs)}"
+        )
     left_out = set(random.Random(seed).sample(inputs, number))
     kept = [[n for n, prompt in enumerate(prompts) if (prompt in left_out) is out] for out in (False, True)]
     return rows.select(kept[0]), rows.select(kept[1])

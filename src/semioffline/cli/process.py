@@ -33,7 +33,7 @@ def end_soon(code: int) -> None:
 def _end(code: int) -> None:
     time.sleep(PATIENCE_AFTER_ERROR if code else PATIENCE)
     if any(thread.is_alive() for thread in threading.enumerate() if not thread.daemon):
-        say("semioffline: ends without waiting for threads that do not end", error=True)
+        say("semioffline: exiting without waiting for threads that are still running", error=True)
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
         _end_process(code)

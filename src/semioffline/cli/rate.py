@@ -29,11 +29,11 @@ class RateOptions(Options):
     )
     criteria: list[str] = setting(list(CRITERIA), "Names of the criteria, for --protocol criteria.")
     inputs: int = setting(50, "Inputs to rate, drawn at random.", allowed=BATCH)
-    output_dir: str | None = setting(
-        None, "Folder for rate.html and key.json; runs/rate-DATE when not given.", place=True
+    output_dir: str | None = setting(None, "Folder for rate.html and key.json. Default: runs/rate-DATE.", place=True)
+    read: list[str] = setting(
+        [], "Rating files that the page exported: print their results and add them to the reports."
     )
-    read: list[str] = setting([], "Files that the page has exported: print results and add them to the report.")
-    key: str | None = setting(None, "key.json of the page; by default next to the files of --read.", place=True)
+    key: str | None = setting(None, "Path of key.json. Default: next to the files of --read.", place=True)
 
 
 def run(argv: list[str]) -> None:
@@ -41,10 +41,10 @@ def run(argv: list[str]) -> None:
     [options] = parse("rate RUN [RUN ...]", [RateOptions], flags)
     if options.read:
         if folders:
-            raise UserError("--read takes files alone: the key says which runs were rated")
+            raise UserError("--read takes rating files and no runs: key.json says which runs were rated")
         return read_files([Path(name) for name in options.read], options.key)
     if not folders:
-        raise UserError("which runs? semioffline rate RUN_A RUN_B ..., or semioffline rate --read FILES")
+        raise UserError("no runs given: semioffline rate RUN_A RUN_B ..., or semioffline rate --read FILES")
     for name in options.criteria:
         check_name("criterion", name)
     path = Path(options.output_dir or f"runs/rate-{time.strftime('%Y%m%d-%H%M%S')}")

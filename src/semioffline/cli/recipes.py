@@ -75,7 +75,7 @@ def read_recipe(path: Path) -> Recipe:
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise UserError(f"the recipe {path} is larger than {LARGEST // 1000} kB: it must hold settings only")
+            raise UserError(f"the recipe {path} is larger than {LARGEST // 1000} kB: it it must contain settings only")
         recipe = parse_yaml(content)
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
@@ -84,7 +84,7 @@ def read_recipe(path: Path) -> Recipe:
     except ValueError as error:
         raise UserError(f"{path} is not YAML that holds settings: {error}") from error
     if not isinstance(recipe, dict):
-        raise UserError(f"{path} must hold names and values, one setting a line")
+        raise UserError(f"{path} must contain one setting per line, as NAME: VALUE")
     if isinstance(recipe.get("settings"), str):
         recipe["settings"] = parse_settings(recipe["settings"])
     return _resolved(recipe, path.parent)

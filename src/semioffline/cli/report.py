@@ -17,7 +17,7 @@ from semioffline.validation import Options, setting
 @dataclass
 class ReportOptions(Options):
     output_file: str | None = setting(
-        None, "Where the page is written; RUN/report.html, or report.html for several runs.", place=True
+        None, "File to write. Default: RUN/report.html; report.html for several runs.", place=True
     )
 
 
@@ -25,7 +25,9 @@ def run(argv: list[str]) -> None:
     folders, flags = leading_folders(argv)
     [options] = parse("report RUN [RUN ...]", [ReportOptions], flags)
     if not folders:
-        raise UserError("which run? semioffline report RUN [RUN ...], with the --output_dir of train, demo or compare")
+        raise UserError(
+            "no run given: semioffline report RUN [RUN ...], with the --output_dir of train, demo or compare"
+        )
     from semioffline.report.page import write_report
 
     path = Path(options.output_file) if options.output_file else None

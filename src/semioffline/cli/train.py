@@ -33,9 +33,11 @@ class TrainOptions(Options):
     reward: list[str] = setting(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added.", "Reward"
     )
-    resume: bool = setting(False, "Continue from the last complete checkpoint, if there is one.", "Training", free=True)
+    resume: bool = setting(
+        False, "Continue from the last complete checkpoint in --output_dir, if there is one.", "Training", free=True
+    )
     lora_r: int | None = setting(None, "Train LoRA adapters of this rank instead of all weights.", "Model", BATCH)
-    lora_alpha: int = setting(32, "Scale of the adapters.", "Model", BATCH)
+    lora_alpha: int = setting(32, "LoRA alpha: scale of the adapters.", "Model", BATCH)
 
     def adapter(self) -> Any:
         return None if self.lora_r is None else lora_config(self.lora_r, self.lora_alpha)
@@ -45,7 +47,9 @@ def run(argv: list[str]) -> None:
     if argv and wants_help(argv[:1]):
         argv = [DEFAULT_METHOD, argv[0]]
     if not argv or argv[0].startswith("-"):
-        raise UserError(f"which method? semioffline train METHOD, with METHOD one of {', '.join(method_names())}")
+        raise UserError(
+            f"no method given: semioffline train METHOD, where METHOD is one of {', '.join(method_names())}"
+        )
     method, argv = argv[0], argv[1:]
     data, model, options, args = parse_training(method, argv)
     folder = open_folder(str(args.output_dir), options.resume, can_resume=True)
@@ -65,7 +69,10 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
     defaults |= {"use_cpu": True} if on_cpu else {}
     data, model, options, args = parse(command, types, argv, defaults, shared_recipe=True)
     if args.resume_from_checkpoint is not None:
-        raise UserError("--resume_from_checkpoint: say --resume, which takes the last complete one in --output_dir")
+        raise UserError(
+            "--resume_from_checkpoint is not supported: use --resume, which continues from the last complete "
+            "checkpoint in --output_dir"
+        )
     return data, model, options, args
 
 

@@ -133,7 +133,7 @@ class ReplayedSteps:
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
             raise UserError(
-                f"cuda_graphs: a decoding step of this model cannot be recorded ({reason}): do without"
+                f"cuda_graphs: a decoding step of this model cannot be captured ({reason}): set cuda_graphs to false"
             ) from error
 
 
@@ -147,7 +147,8 @@ def _tensors(kwargs: dict[str, Any]) -> dict[str, Tensor]:
                 found[f"{name}/{key}"] = part
             elif not (is_plain(part) or isinstance(part, Cache)):
                 raise UserError(
-                    f"cuda_graphs: decoding with {name}={type(part).__name__} cannot be recorded: do without"
+                    f"cuda_graphs: decoding with {name}={type(part).__name__} cannot be captured: "
+                    "set cuda_graphs to false"
                 )
     return found
 

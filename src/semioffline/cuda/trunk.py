@@ -43,7 +43,10 @@ def uncached_casts(device: str) -> torch.autocast:
 
 def refuse_adapter(model: Any) -> None:
     if hasattr(model, "get_base_model"):  # of peft
-        raise UserError("cuda_graphs does not go with an adapter: it sends the indices of its tokens at each use")
+        raise UserError(
+            "cuda_graphs does not support this adapter, which copies token indices to the GPU on every call: set "
+            "cuda_graphs to false"
+        )
 
 
 class _Body(nn.Module):
@@ -134,7 +137,8 @@ def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
     parameters = [parameter for parameter in body.parameters() if parameter.requires_grad]
     if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
         raise UserError(
-            "cuda_graphs sets gradients itself, but hooks wait for them (a layer-wise optimizer?): do without"
+            "cuda_graphs does not support gradient hooks (of a layer-wise optimizer, for example): set cuda_graphs "
+            "to false"
         )
     wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -263,7 +267,7 @@ class GraphedForward:
             if sum(known.turn == turn for known in [*self.graphs, *self._later]) >= MOST:
                 if not self._warned:
                     logger.warning(
-                        "cuda_graphs: more than %d shapes of batches; the others run without a graph: "
+                        "cuda_graphs: batches have more than %d shapes, and further shapes run without a graph: "
                         "raise pad_to_multiple_of",
                         MOST,
                     )

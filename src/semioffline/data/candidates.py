@@ -66,7 +66,9 @@ def write_candidates(
     paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
     missing = [n for n in range(number) if not paths[n].exists()]
     if missing and not policy.is_finite():  # beams would take any tokens for the best, and sampling ends in an error
-        raise UserError("the model's weights are not finite: was its training stable?")
+        raise UserError(
+            "the model's weights contain NaN or infinity: its training was not stable; use an earlier checkpoint"
+        )
     shares = {n: list(range(n * shard_size, min((n + 1) * shard_size, len(examples)))) for n in missing}
     with activity(is_told=True) as shown:
         progress = _Progress(shown, len(examples), sum(map(len, shares.values())))

@@ -76,7 +76,9 @@ class Examples(torch.utils.data.Dataset):
         check_columns(dataset, static_target, with_candidates)
         self._spans = None if mask_where is None else load_where(mask_where)
         if mask_where is not None and not policy.tokens.tokenizer.is_fast:
-            raise UserError("mask_where needs a fast tokenizer: this one does not say which characters a token is")
+            raise UserError(
+                "mask_where needs a fast tokenizer, which maps tokens to characters: this model's tokenizer does not"
+            )
         self.with_candidates = with_candidates
         side = truncation_side or ("right" if policy.is_encoder_decoder else "left")
         self.examples: list[Example] = []
@@ -183,7 +185,7 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
             )
     for name in names:
         if name in ("prompts", "completions", "completion_ids", "self"):
-            raise UserError(f"rename the column '{name}': rewards get something else by that name")
+            raise UserError(f"rename the column '{name}': rewards receive another argument of that name")
     if len(dataset) == 0:
         raise UserError("the dataset is empty: there is nothing to train on or evaluate")
     if static_target not in STATIC_TARGETS:
@@ -215,8 +217,8 @@ def _check_ids(texts: list[Encoded], row: int, policy: Policy) -> None:
     )
     if highest >= size:
         raise UserError(
-            f"row {row}: the tokenizer makes the token id {highest}, but the model knows {size}: they do not belong "
-            "together"
+            f"row {row}: the tokenizer makes the token id {highest}, but the model knows {size}: use the model's own "
+            "tokenizer"
         )
 
 

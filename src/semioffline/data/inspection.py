@@ -63,7 +63,7 @@ class Inspection(Record):
             if number
         ]
         if self.rows["test"] < 100:
-            said.append(f"{self.rows['test']} test rows: only large differences can be told from chance")
+            said.append(f"{self.rows['test']} test rows: only large differences can be significant")
         return said
 
 

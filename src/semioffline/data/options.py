@@ -20,23 +20,25 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass
 class DataOptions(Options):
-    task: str = setting("files", "Task by name; `files` is any data with a prompt and a completion.", "Data")
+    task: str = setting("files", "Name of a task. `files`: your own data, with prompts and completions.", "Data")
     data_dir: str | None = setting(
         None,
-        "Folder with train/validation/test files, or a Hugging Face dataset; else the task's own.",
+        "Folder with train/validation/test files, or a dataset on the Hub. Default: the task's dataset.",
         "Data",
         place=True,
     )
     train_file: str | None = setting(None, "File of the train split: JSON lines, CSV or Parquet.", "Data", place=True)
     validation_file: str | None = setting(None, "File of the validation split.", "Data", free=True, place=True)
     test_file: str | None = setting(None, "File of the test split.", "Data", free=True, place=True)
-    columns: list[str] = setting([], "Column map, ours=theirs: prompt=dialogue completion=summary.", "Data")
-    prompt_template: str | None = setting(None, "For instance 'Dialogue:\\n{prompt}\\nSummary:'.", "Data")
-    limit: int | None = setting(None, "Rows to take of each split.", "Data", STEPS)
-    eval_limit: int | None = setting(None, "Rows to take of the validation split.", "Data", STEPS, free=True)
+    columns: list[str] = setting([], "Names of your columns: prompt=YOURS completion=YOURS.", "Data")
+    prompt_template: str | None = setting(
+        None, "Text around each prompt, for example 'Dialogue:\\n{prompt}\\nSummary:'.", "Data"
+    )
+    limit: int | None = setting(None, "Use only this many rows of each split.", "Data", STEPS)
+    eval_limit: int | None = setting(None, "Use only this many rows of the validation split.", "Data", STEPS, free=True)
     max_row_mb: float = setting(
         MAX_ROW_MB,
-        "Longest row of a data file, in MB; a longer one stops.",
+        "Longest row of a data file, in MB. A longer row is an error.",
         "Advanced",
         Range(0, 2000, open_low=True),
         free=True,
@@ -84,7 +86,7 @@ class DataOptions(Options):
 @dataclass
 class ModelOptions(Options):
     model: str | None = setting(None, "Hub name or folder of the model.", "Model", place=True)
-    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", "Model")
+    device: str = setting("auto", "Device: auto | cpu | cuda | cuda:N | mps", "Model")
     dtype: str = setting("float32", "Precision of the weights: float32 | bfloat16 | float16.", "Model", choices=_DTYPES)
 
     def checked_device(self) -> str:
@@ -101,7 +103,7 @@ class ModelOptions(Options):
         no_such = numbered and number not in known
         if not available[kind] or no_such:
             there = [name for name, is_there in available.items() if is_there]
-            raise UserError(f"--device {self.device}: there is no such device here (there is: {', '.join(there)})")
+            raise UserError(f"--device {self.device}: this machine has no such device (it has: {', '.join(there)})")
         return self.device
 
     def load(self, **kwargs: Any) -> Policy:
@@ -110,5 +112,5 @@ class ModelOptions(Options):
         from semioffline.policy.policy import Policy
 
         if self.model is None:
-            raise UserError("which model? give --model NAME_OR_FOLDER")
+            raise UserError("no model given: add --model NAME_OR_FOLDER")
         return Policy.load(self.model, dtype=getattr(torch, self.dtype), **kwargs)

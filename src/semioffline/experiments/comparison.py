@@ -104,7 +104,10 @@ def _run_in_processes(plan: Plan, missing: list[tuple[str, int]], say: Callable[
             raise
     if problems:
         more = f"; {len(problems) - 1} more failed" if len(problems) > 1 else ""
-        raise UserError(f"{problems[0]}{more}. What is done stays done: start again, or make a table with --only table")
+        raise UserError(
+            f"{problems[0]}{more}. Finished runs are kept: repeat the command to continue, or make a table of them "
+            "with --only table"
+        )
 
 
 class Children:

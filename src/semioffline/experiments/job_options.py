@@ -45,48 +45,55 @@ _FREE = ("output_dir", "dry_run")
 @dataclass
 class JobOptions(Options):
     output_dir: str | None = setting(
-        None, "Run folder; a job that was stopped goes on there. Else runs/DATE.", "Job", place=True
+        None, "Run folder. An interrupted job continues there. Default: runs/DATE.", "Job", place=True
     )
     reward: list[str] = setting(
         [], "Reward by name, file.py:function, module:function or model:NAME; several are added.", "Reward"
     )
-    reward_weights: list[float] = setting([], "Weight of each reward.", "Reward", Range(-(10**9), 10**9))
-    eval_metrics: list[str] = setting([], "Metrics that are reported, too; the task's own when not given.", "Reward")
-    dry_run: bool = setting(False, "Print the plan, and do nothing.", "Job")
+    reward_weights: list[float] = setting(
+        [], "Weight of each reward. Default: all 1.", "Reward", Range(-(10**9), 10**9)
+    )
+    eval_metrics: list[str] = setting([], "Further metrics to report. Default: the task's metrics.", "Reward")
+    dry_run: bool = setting(False, "Print the plan and stop.", "Job")
     minutes: float = setting(
-        20.0, "Training is cut so that the job takes about this long here.", "Job", Range(0, 10**6, open_low=True)
+        20.0,
+        "Target duration of the job in minutes. Training is shortened to fit.",
+        "Job",
+        Range(0, 10**6, open_low=True),
     )
-    seed: int = setting(0, "Seed of everything random.", "Job", SEED)
+    seed: int = setting(0, "Random seed.", "Job", SEED)
     mft_steps: int | None = setting(
-        None, "Steps of fine-tuning with masks; 0: none. Decided when not given.", "Stages", _STEPS
+        None, "Steps of fine-tuning with masks (M-FT); 0: none. Default: chosen automatically.", "Stages", _STEPS
     )
-    rl_steps: int | None = setting(None, "Steps of semi-offline RL.", "Stages", STEPS)
+    rl_steps: int | None = setting(None, "Steps of semi-offline RL. Default: chosen automatically.", "Stages", STEPS)
     more_mft_steps: int | None = setting(
-        None, "Steps of more M-FT, to compare with; else as many as fit into the time of RL; 0: none.", "Stages", _STEPS
+        None, "Steps of the M-FT baseline; 0: none. Default: as many as take the time of RL.", "Stages", _STEPS
     )
-    mft_learning_rate: float | None = setting(None, "Learning rate of M-FT and of more M-FT.", "Stages", NOT_NEGATIVE)
+    mft_learning_rate: float | None = setting(
+        None, "Learning rate of M-FT and of the M-FT baseline.", "Stages", NOT_NEGATIVE
+    )
     rl_learning_rate: float | None = setting(None, "Learning rate of semi-offline RL.", "Stages", NOT_NEGATIVE)
-    batch_size: int = setting(16, "Inputs of one step.", "Stages", BATCH)
+    batch_size: int = setting(16, "Inputs per step.", "Stages", BATCH)
     eval_steps: int | None = setting(None, "Steps between two evaluations on validation.", "Stages", STEPS)
     settings: str = setting(
         "{}", 'More settings of the stages, as JSON: {"semi_offline": {"top_p": 0.9}, "mft": {...}}.', "Stages"
     )
     static_target: Literal["auto", "ground_truth", "worst", "best", "random"] = setting(
-        "auto", "Text that is masked: auto (by a probe) | ground_truth | worst | best | random candidate.", "RL"
+        "auto", "Text to mask: auto (tried out on 64 inputs) | ground_truth | worst | best | random candidate.", "RL"
     )
-    num_candidates: int = setting(4, "Sampled candidates for each input, where they are masked.", "RL", BEAMS)
-    num_samples: int = setting(64, "K, samples drawn from each forward pass.", "RL", SAMPLES)
+    num_candidates: int = setting(4, "Candidates to sample per input, if candidates are masked.", "RL", BEAMS)
+    num_samples: int = setting(64, "K, samples per input, drawn from one forward pass.", "RL", SAMPLES)
     mask_rate: float = setting(0.4, "p_m, the share of the static target's tokens to mask.", "RL", SHARE)
-    rl_ratio: float | None = setting(None, "Target ratio of the RL gradient to the MLE gradient [1].", "RL", POSITIVE)
+    rl_ratio: float | None = setting(None, "Target ratio of RL to MLE gradient norm [1].", "RL", POSITIVE)
     rl_weight: float | None = setting(None, "Weight of the RL loss, instead of --rl_ratio.", "RL", NOT_NEGATIVE)
     max_prompt_length: int | None = setting(None, "Longest source in tokens.", "Text", TOKENS)
     max_completion_length: int | None = setting(None, "Longest text in tokens.", "Text", TOKENS)
     prompt_form: Literal["auto", "plain", "chat", "line"] = setting(
         "auto",
-        "How decoder-only models see a prompt: plain | chat (a user's message) | line (with a line end).",
+        "Prompts of decoder-only models: plain | chat (chat template) | line (with a line break).",
         "Text",
     )
-    num_beams: int = setting(1, "Beams in evaluation; 1 is greedy.", "Evaluation", BEAMS)
+    num_beams: int = setting(1, "Number of beams in evaluation; 1: greedy decoding.", "Evaluation", BEAMS)
     min_new_tokens: int = setting(0, "Shortest output in evaluation, in tokens.", "Evaluation", NOT_NEGATIVE)
     no_repeat_ngram_size: int = setting(
         0, "Never repeat an n-gram of this size; 0: no limit.", "Evaluation", NOT_NEGATIVE
@@ -96,7 +103,7 @@ class JobOptions(Options):
     )
     test_inputs: int = setting(1000, "Test rows that are used; fewer when decoding is slow.", "Evaluation", STEPS)
     lora_r: int | None = setting(None, "Train LoRA adapters of this rank instead of all weights.", "Model", BATCH)
-    lora_alpha: int = setting(32, "Scale of the adapters.", "Model", BATCH)
+    lora_alpha: int = setting(32, "LoRA alpha: scale of the adapters.", "Model", BATCH)
 
     def __post_init__(self) -> None:
         super().__post_init__()

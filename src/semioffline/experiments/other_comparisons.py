@@ -59,9 +59,9 @@ def read_other(folder: Path, label: str, own: Runs) -> tuple[OtherComparison, Ru
         raise UserError(f"--beside {label}={folder} is not finished: {missing} (method:seed)")
     start, own_start = runs.pop(f"{START}@{label}", None), own.get(START)
     if own_start is None:
-        raise UserError(f"--beside {label}: the start of this comparison must be tested first (--only start:SEED)")
+        raise UserError(f"--beside {label}: test the initial checkpoint of this comparison first (--only start:SEED)")
     if start is None or start[0].values != own_start[0].values:
-        raise UserError(f"--beside {label}: it does not begin with the same start, or tests it in another way")
+        raise UserError(f"--beside {label}: it has another initial checkpoint, or tests in another way")
     taken = sorted(runs.keys() & own.keys())
     if taken:
         raise UserError(f"--beside {label}: {taken[0]} is a method of this comparison, too")

@@ -94,7 +94,7 @@ def time_methods(plan: Plan, say: Callable[[str], None], methods: list[str]) -> 
     tokenised: Tokenised = {}
     for method in dict.fromkeys(methods):
         if method != START and method not in known_timings(plan):
-            say(f"{method}: measuring the speed of its steps, alone")
+            say(f"{method}: timing its steps while nothing else runs")
             time_method(plan, method, tokenised)
 
 

@@ -57,9 +57,9 @@ def run_options(
     """The job of these options, which name a folder. splits: rows in memory; load: (folder, adapter) -> the model,
     where it is no name."""
     if not rewards:
-        raise UserError("which reward? give --reward: a name, file.py:function, module:function or model:NAME")
+        raise UserError("no reward given: add --reward with a name, file.py:function, module:function or model:NAME")
     if load is None and model.model is None:
-        raise UserError("which model? give --model NAME_OR_FOLDER")
+        raise UserError("no model given: add --model NAME_OR_FOLDER")
     device = model.checked_device()
     RewardSet(rewards, options.reward_weights or None, device=device)
     RewardSet(options.eval_metrics)  # a misspelt name is told before anything is done
@@ -86,7 +86,7 @@ def run_options(
     plan = find_plan(job)
     is_new = plan is None
     if plan is None:
-        say("looking at the data and the model, and timing a few steps")
+        say("inspecting the data and the model, and timing a few steps")
         plan = make_plan(job)
     for margin, text in plan_lines(job.title, _reward_name(job), plan, options):
         say(margin + text, margin=len(margin))

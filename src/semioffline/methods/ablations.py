@@ -44,9 +44,15 @@ class AblationsConfig(SemiOfflineConfig):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.eos_after is not None and self.observation == "full":
-            found.append("eos_after with observation='full': its samples keep the length of the static target")
+            found.append(
+                "eos_after cannot be combined with observation='full', whose samples keep the length of the static "
+                "target"
+            )
         if self.estimator == "counterfactual" and self.observation == "full":
-            found.append("estimator='counterfactual' with observation='full': each sample has distributions of its own")
+            found.append(
+                "estimator='counterfactual' cannot be combined with observation='full', where samples do not share "
+                "distributions"
+            )
         return found
 
 
@@ -130,6 +136,6 @@ def _check_fits(policy: Policy, source: Text, static: Text) -> None:
     used = source.ids.shape[1] + (0 if policy.is_encoder_decoder else static.ids.shape[1])
     if limit is not None and used > limit:
         raise UserError(
-            f"observation='all' puts the static target behind the source: {used} tokens, but the model has {limit} "
+            f"observation='all' appends the static target to the source: {used} tokens, but the model has {limit} "
             "positions; lower max_prompt_length or max_completion_length"
         )

@@ -27,7 +27,7 @@ class ActorCriticConfig(CriticSettings):
     method: ClassVar[str] = "actor_critic"
     critic_role: CriticRole = setting(
         "baseline",
-        "baseline: A_t is the reward minus the critic's value | reward: the critic's value with y_t minus without.",
+        "Advantage: baseline (reward minus the critic's value) | reward (the critic's value with y_t minus without).",
         "Critic",
     )  # fmt: skip
 

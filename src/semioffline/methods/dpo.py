@@ -28,7 +28,9 @@ class DPOConfig(MethodConfig):
     """Settings of `dpo`."""
 
     method: ClassVar[str] = "dpo"
-    dpo_beta: float = setting(0.1, "How strongly the initial checkpoint holds the policy back.", "DPO", POSITIVE)
+    dpo_beta: float = setting(
+        0.1, "beta: the larger, the closer the policy stays to the initial checkpoint.", "DPO", POSITIVE
+    )
     dpo_loss: PreferenceLoss = setting("sigmoid", "Loss of a pair: sigmoid | ipo.", "DPO")
     dpo_pairs: Literal["best_worst", "all"] = setting(
         "best_worst", "Pairs of an input: its best and its worst candidate, or all: best_worst | all.", "DPO"

@@ -13,8 +13,10 @@ class ERPOConfig(DrawingSettings, EditSettings):
     """Settings of `erpo`."""
 
     method: ClassVar[str] = "erpo"
-    erpo_alpha: float = setting(0.05, "Weight of KL(q || p): the larger, the nearer q is to p.", "ERPO", NOT_NEGATIVE)
-    erpo_beta: float = setting(0.001, "Weight of the entropy of q.", "ERPO", NOT_NEGATIVE)
+    erpo_alpha: float = setting(
+        0.05, "alpha, weight of KL(q || p): the larger, the nearer q is to the policy p.", "ERPO", NOT_NEGATIVE
+    )
+    erpo_beta: float = setting(0.001, "beta, weight of the entropy of q.", "ERPO", NOT_NEGATIVE)
     edit_share: float = setting(
         0.5, "Share of the texts that are edits of the ground truth; the others are samples.", "Sampling", SHARE
     )
@@ -22,9 +24,13 @@ class ERPOConfig(DrawingSettings, EditSettings):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.erpo_alpha + self.erpo_beta <= 0.0:
-            found.append("erpo_alpha and erpo_beta are both 0: one of them must be larger, q divides by their sum")
+            found.append(
+                "erpo_alpha and erpo_beta are both 0: one of them must be above 0, because q divides by their sum"
+            )
         if self.edit_share > 0.0 and (self.top_k > 0 or self.top_p < 1.0):
-            found.append("top_k and top_p need edit_share=0: they give edits of the ground truth no probability")
+            found.append(
+                "top_k and top_p need edit_share=0: with them, edits of the ground truth can have probability 0"
+            )
         return found
 
 

@@ -33,9 +33,15 @@ class GoldConfig(MethodConfig):
         "delta: every return is 1.",
         "GOLD",
     )
-    gold_floor: float = setting(0.1, "Least value of the policy's own token probability as a weight.", "GOLD", SHARE)
-    gold_reward_floor: float = setting(0.0, "Least reward of a token, for s and p.", "GOLD", NOT_NEGATIVE)
-    gold_horizon: int = setting(5, "Tokens that the reward-to-go looks ahead.", "GOLD", Range(0, 10**6))
+    gold_floor: float = setting(
+        0.1, "Lower bound of the policy's token probability when it is used as a weight.", "GOLD", SHARE
+    )
+    gold_reward_floor: float = setting(
+        0.0, "gold_reward=s or p: lower bound of a token's reward.", "GOLD", NOT_NEGATIVE
+    )
+    gold_horizon: int = setting(
+        5, "Number of following tokens whose rewards count for a token.", "GOLD", Range(0, 10**6)
+    )
     gold_discount: float = setting(1.0, "Discount of a reward one token later.", "GOLD", SHARE)
     gold_baseline: float = setting(
         -10.0, "gold_reward=p: subtracted from the log-probability; at least gold_reward_floor is left.", "GOLD", FINITE

@@ -30,14 +30,20 @@ class ILQLConfig(MaskedMLESettings):
     """Settings of `ilql`."""
 
     method: ClassVar[str] = "ilql"
-    beta: float = setting(10.0, "How much Q - V changes the logits when texts are generated.", "ILQL", FINITE)
-    expectile: float = setting(0.7, "tau of the expectile: V is near the best Q of the data towards 1.", "ILQL", SHARE)
+    beta: float = setting(10.0, "Weight of Q - V when it is added to the logits in generation.", "ILQL", FINITE)
+    expectile: float = setting(
+        0.7, "tau of the expectile loss. Near 1: V approaches the best Q in the data.", "ILQL", SHARE
+    )
     gamma: float = setting(1.0, "Discount of a reward one token later.", "ILQL", SHARE)
-    td_lambda: float = setting(0.9, "Targets of Q: 0 from the next V, 1 from the reward of the text.", "ILQL", SHARE)
-    conservative_weight: float = setting(0.01, "Weight of the conservative term.", "ILQL", NOT_NEGATIVE)
-    polyak: float = setting(0.1, "Share by which the slow Q moves towards Q in a step.", "ILQL", SHARE)
+    td_lambda: float = setting(
+        0.9, "TD(lambda) of the targets of Q. 0: from the next V; 1: from the reward of the text.", "ILQL", SHARE
+    )
+    conservative_weight: float = setting(
+        0.01, "Weight of the conservative loss, which lowers Q for tokens outside the data.", "ILQL", NOT_NEGATIVE
+    )
+    polyak: float = setting(0.1, "Share by which the slow copy of Q moves towards Q per step.", "ILQL", SHARE)
     head_learning_rate: float | None = setting(
-        None, "Learning rate of the heads; that of the model when not given.", "ILQL", NOT_NEGATIVE
+        None, "Learning rate of the heads. Default: that of the model.", "ILQL", NOT_NEGATIVE
     )
 
 

@@ -23,8 +23,10 @@ class PPOConfig(CriticSettings, RolloutSettings):
 
     method: ClassVar[str] = "ppo"
     gamma: float = setting(1.0, "Discount of a reward one token later.", "PPO", SHARE)
-    gae_lambda: float = setting(0.95, "Lambda of the generalised advantages; 1: reward minus value.", "PPO", SHARE)
-    value_clip: float = setting(0.2, "The critic's value moves from the old one by at most this.", "PPO", POSITIVE)
+    gae_lambda: float = setting(
+        0.95, "Lambda of generalised advantage estimation; 1: reward minus value.", "PPO", SHARE
+    )
+    value_clip: float = setting(0.2, "Clipping range of the critic's value around its old value.", "PPO", POSITIVE)
 
 
 class Method(CriticMethod[PPOConfig]):

@@ -13,7 +13,7 @@ class RAMLConfig(EditSettings):
     """Settings of `raml`."""
 
     method: ClassVar[str] = "raml"
-    raml_temperature: float = setting(0.01, "tau: rewards are divided by it.", "RAML", POSITIVE)
+    raml_temperature: float = setting(0.01, "tau, the temperature: rewards are divided by it.", "RAML", POSITIVE)
 
 
 class Method(WeightedMethod[RAMLConfig]):

@@ -26,11 +26,11 @@ class ScheduledSamplingConfig(DrawingSettings):
 
     method: ClassVar[str] = "scheduled_sampling"
     teacher_forcing_decay: Decay = setting(
-        "linear", "How the share of true inputs falls: linear | exponential | inverse_sigmoid | constant.",
+        "linear", "Schedule of the teacher-forcing rate: linear | exponential | inverse_sigmoid | constant.",
         "Scheduled sampling",
     )  # fmt: skip
     teacher_forcing_end: float = setting(
-        0.5, "Share of the decoder's inputs that are those of the ground truth at the last step.", "Scheduled sampling",
+        0.5, "Share of decoder inputs from the ground truth at the last step.", "Scheduled sampling",
         SHARE,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ class SPGConfig(DrawingSettings, WeightedSettings):
     """Settings of `spg`."""
 
     method: ClassVar[str] = "spg"
-    spg_temperature: float = setting(0.05, "Rewards are divided by it.", "SPG", POSITIVE)
+    spg_temperature: float = setting(0.05, "tau, the temperature: rewards are divided by it.", "SPG", POSITIVE)
 
 
 class Method(WeightedMethod[SPGConfig]):

@@ -45,7 +45,7 @@ class Decoding:
     num_beam_groups: int = setting(1, "Groups of beams; more than 1 is diverse beam search.", allowed=BEAMS)
     diversity_penalty: float = setting(
         0.0,
-        "Taken off a token's log-probability each time an earlier group chose it at this step; needs groups.",
+        "Subtracted from a token's log-probability for each earlier group that chose it at this step; needs groups.",
         allowed=Range(0, MOST_DIVERSE),
     )
     do_sample: bool = setting(False, "Draw tokens at random instead of taking the likeliest.")
@@ -60,7 +60,7 @@ class Decoding:
     top_k: int = setting(
         0, "Sample among this many likeliest tokens; 0 keeps all. Sampling only.", allowed=NOT_NEGATIVE
     )
-    max_new_tokens: int = setting(64, "Most tokens to generate, EOS included, the prompt not.", allowed=NEW_TOKENS)
+    max_new_tokens: int = setting(64, "Maximum number of new tokens, EOS included.", allowed=NEW_TOKENS)
     min_new_tokens: int = setting(0, "No EOS before this many new tokens.", allowed=NEW_TOKENS._replace(low=0))
     length_penalty: float = setting(
         1.0,
@@ -114,7 +114,7 @@ class Decoding:
             wrong.append(f"diversity_penalty={show(self.diversity_penalty)} needs num_beam_groups above 1")
         if self.do_sample and self.num_beams > 1:
             what = "num_beams and num_beam_groups" if self.num_beam_groups > 1 else "num_beams"
-            wrong.append(f"do_sample=True does not go with {what} above 1: choose one")
+            wrong.append(f"do_sample=True cannot be combined with {what} above 1: choose one")
         if not self.do_sample and (self.temperature != 1 or self.top_p != 1 or self.top_k != 0):
             wrong.append("temperature, top_p and top_k need do_sample=True")
         if not self.do_sample and self.num_return_sequences > self.num_beams:

@@ -43,19 +43,24 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
             "the tokenizer has no EOS token, so no output could ever end: set tokenizer.eos_token before training"
         )
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise UserError("the tokenizer knows special tokens only: are its files missing in the model's folder?")
+        raise UserError(
+            "the tokenizer has only special tokens: check that the model's folder contains the tokenizer's files"
+        )
 
 
 def _load_base(name: str, dtype: Any) -> Any:
     config = AutoConfig.from_pretrained(name, **LOCAL_CODE)
     if not config.is_encoder_decoder and getattr(config, "is_decoder", None) is False and _reads_both_ways(config):
-        raise UserError(f"the model '{name}' ({config.model_type}) reads text in both directions: it cannot generate")
+        raise UserError(
+            f"the model '{name}' ({config.model_type}) reads text in both directions and cannot generate: choose a "
+            "decoder-only or an encoder-decoder model"
+        )
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model, found = auto.from_pretrained(name, dtype=dtype, output_loading_info=True, **LOCAL_CODE)  # type: ignore[misc]
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        logger.warning("weights that '%s' does not have start at random: %s%s", name, missing[0], more)
+        logger.warning("'%s' lacks these weights, which are initialised at random: %s%s", name, missing[0], more)
     return model
 
 
@@ -79,8 +84,8 @@ def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase, adapted: bool
     rows_before = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > rows_before:  # without added tokens: some models have more of these than they know
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model knows {rows_before:,}: they do not "
-            "belong together"
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model has {rows_before:,}: use the model's "
+            "own tokenizer"
         )
     if new:
         tokenizer.add_special_tokens({"mask_token": "<mask>"})

@@ -68,7 +68,7 @@ def run(
     names = [given if isinstance(given, str) else _name_of(given) for given in rewards]
     wanted = JobOptions(**{**defaults, "reward": names, **options, "output_dir": output_dir and str(output_dir)})
     if in_memory and words:
-        raise UserError("columns= is for files: rename the columns of rows in memory (Dataset.rename_columns)")
+        raise UserError("columns= works for files only: rename the columns of a Dataset with Dataset.rename_columns")
     load = None if named else partial(_keep_model, model, processing_class)
     splits = splits_of(data) if in_memory else None
     return run_and_report(source, where, in_folder(wanted, "run"), rewards, load=load, splits=splits)

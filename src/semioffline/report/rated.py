@@ -152,9 +152,11 @@ def _read(path: Path, key: Key) -> Iterator[_Rating]:
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is not a file of ratings: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("ratings"), list):
-        raise UserError(f"{path} is not a file of ratings: the page's button Export writes one")
+        raise UserError(f"{path} is not a file of ratings: the button Export on the rating page writes one")
     if found.get("id") != key.id:
-        raise UserError(f"{path} was made with another page: its id is {found.get('id')!r}, that of the key {key.id!r}")
+        raise UserError(
+            f"{path} was made with another rating page: its id is {found.get('id')!r}, that of the key {key.id!r}"
+        )
     rater = str(found.get("rater") or path.stem)
     for entry in found["ratings"]:
         yield _checked(entry, key, rater, path)
@@ -168,7 +170,7 @@ def _checked(entry: Any, key: Key, rater: str, path: Path) -> _Rating:
     fits = (type(place) is int and 0 <= place < outputs) or (key.protocol == "pairwise" and place is None)
     is_level = type(score) is int and score in LEVELS[key.protocol]
     if not number or not fits or not is_level or values.get("criterion") not in key.criteria:
-        raise UserError(f"{path} holds a rating that its page cannot have given: {json.dumps(entry)[:200]}")
+        raise UserError(f"{path} has an answer that the rating page does not offer: {json.dumps(entry)[:200]}")
     system = -1 if key.protocol == "pairwise" else key.items[item].systems[place]  # type: ignore[index]
     return _Rating(rater, int(item), system, str(values["criterion"]), float(score))  # type: ignore[arg-type]
 

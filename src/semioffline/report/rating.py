@@ -70,11 +70,12 @@ def write_rating_page(
     """
     found = _outputs(folders)
     if len(found) < 2 and protocol == "pairwise":
-        raise UserError("--protocol pairwise compares runs: name a second one")
+        raise UserError("--protocol pairwise needs two runs: name a second one")
     prompts = [prompt for prompt in found[0].by_prompt if all(prompt in each.by_prompt for each in found)]
     if not prompts:
         raise UserError(
-            f"the runs {', '.join(each.system.label for each in found)} share no input: rate runs on one split"
+            f"the runs {', '.join(each.system.label for each in found)} have no inputs in common: choose runs that "
+            "were tested on the same split"
         )
     source = random.SystemRandom()
     chosen = source.sample(prompts, min(inputs, len(prompts)))

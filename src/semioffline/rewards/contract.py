@@ -151,7 +151,7 @@ def _check(given: RewardFunction) -> None:
     one, other = (getattr_static(given, method, None) for method in ("statistics", "corpus_score"))
     if (one is None) != (other is None):
         there, missing = ("statistics", "corpus_score") if other is None else ("corpus_score", "statistics")
-        raise UserError(f"the reward '{name}' has {there} but no {missing}: a metric over a whole set has both")
+        raise UserError(f"the reward '{name}' has {there} but no {missing}: a metric over a whole set needs both")
 
 
 def check_references(completions: Sequence[str], references: Sequence[Sequence[str]]) -> None:

@@ -146,7 +146,10 @@ def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
     if missing and name not in _WARNED:
         _WARNED.add(name)
         logger.warning(
-            "the reward function '%s' returned NaN for %d of %d samples: they are left out", name, missing, number
+            "the reward function '%s' returned NaN for %d of %d samples, which are left out of the step",
+            name,
+            missing,
+            number,
         )
     return values
 

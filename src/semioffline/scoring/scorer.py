@@ -241,7 +241,7 @@ class Scorer:
             if asked is not None:
                 parts |= dict(zip(elsewhere, asked.values(), strict=True))
         except PoolError as error:
-            logger.warning("scoring in this process, because the worker processes could not: %s", error)
+            logger.warning("the worker processes failed, so rewards are computed in the training process: %s", error)
             draws = wait() if draws is None else draws
             parts = self._call(groups, draws, batch, but=())
         finally:

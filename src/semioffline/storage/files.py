@@ -281,7 +281,7 @@ def lock_folder(folder: Path) -> None:
                 f"{folder} is in use by another process{f' ({holder})' if holder else ''}: "
                 "wait until it has ended, or name another folder"
             ) from error
-        logger.warning("%s cannot be locked (%s): let no other process write into it", folder, error)
+        logger.warning("%s cannot be locked (%s): make sure that no other process writes into it", folder, error)
         return
     with suppress(OSError):  # a full disk: the number is for the message alone
         os.ftruncate(descriptor, 0)

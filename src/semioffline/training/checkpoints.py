@@ -236,6 +236,6 @@ def _check_needed(checkpoint: Path, needed: tuple[str, ...]) -> None:
     for name in needed:
         if not (checkpoint / name).exists():
             raise UserError(
-                f"{checkpoint} has no {name}, so training would go on to other weights: put the file back, or remove "
-                "this checkpoint to go on from the one before"
+                f"{checkpoint} has no {name}, so a resumed run would reach other weights: put the file back, or remove "
+                "this checkpoint to continue from the one before"
             )

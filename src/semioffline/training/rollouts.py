@@ -46,7 +46,9 @@ class Rollouts:
             return
         path = folder / FILE.format(rank=rank)
         if not path.is_file():
-            raise UserError(f"{path} is missing: the checkpoint stopped between two uses of a rollout")
+            raise UserError(
+                f"{path} is missing: this checkpoint needs its stored samples to continue; start without resuming"
+            )
         self._step, self._stored = steps, {}
         for name, tensor in load_file(path).items():
             rows, _, part = name.partition("/")

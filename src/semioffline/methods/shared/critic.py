@@ -26,10 +26,10 @@ class CriticSettings(LengthSettings, RLSettings):
 
     critic_weight: float = setting(1.0, "Weight of the critic's squared error.", "Critic", NOT_NEGATIVE)
     critic_learning_rate: float | None = setting(
-        None, "Learning rate of the critic; that of the policy when not given.", "Critic", NOT_NEGATIVE
+        None, "Learning rate of the critic. Default: that of the policy.", "Critic", NOT_NEGATIVE
     )
     critic_warmup_steps: int = setting(
-        0, "First steps without the RL term: only the critic learns.", "Critic", NOT_NEGATIVE
+        0, "Number of first steps without the RL term, in which only the critic learns.", "Critic", NOT_NEGATIVE
     )
 
 

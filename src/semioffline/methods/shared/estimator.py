@@ -36,13 +36,15 @@ class EstimatorSettings(GroupSettings):
     """How K samples of one forward pass estimate the gradient."""
 
     estimator: Estimator = setting(
-        "reinforce", "reinforce: independent samples | counterfactual: bases, and copies with one token changed.",
+        "reinforce", "reinforce: independent samples | counterfactual: base samples and copies with one other token.",
         "Sampling",
     )  # fmt: skip
-    num_bases: int = setting(1, "estimator=counterfactual: base samples among the K.", "Advanced", Range(1, 2**15))
+    num_bases: int = setting(
+        1, "estimator=counterfactual: number of base samples among the K.", "Advanced", Range(1, 2**15)
+    )
     swap_tail: Tail = setting(
-        "truncate", "estimator=counterfactual: sample unlikely tokens too, without bias, or leave them out: "
-        "sample | truncate.", "Advanced",
+        "truncate", "estimator=counterfactual: unlikely tokens are left out (truncate) or also sampled, without bias "
+        "(sample).", "Advanced",
     )  # fmt: skip
 
     def problems(self) -> list[str]:
@@ -51,8 +53,8 @@ class EstimatorSettings(GroupSettings):
             if self.num_samples < 2 * self.num_bases:
                 found.append(f"num_bases={self.num_bases} needs num_samples of at least {2 * self.num_bases}")
             if self.scale_rewards or self.baseline != "mean":
-                found.append("estimator='counterfactual' has a baseline for each position: scale_rewards and baseline "
-                             "belong to estimator='reinforce'")  # fmt: skip
+                found.append("scale_rewards and baseline need estimator='reinforce': estimator='counterfactual' has a "
+                             "baseline of its own for each position")  # fmt: skip
         return found
 
 

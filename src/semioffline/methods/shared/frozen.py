@@ -104,6 +104,7 @@ class InitialLogP:
         lengths = saved["lengths"].tolist()
         if self.values and lengths != [len(own) for own in self.values]:
             raise UserError(
-                f"{folder}/{self.file} belongs to other training data: resume with the same data and lengths"
+                f"{folder}/{self.file} was made from other training data: resume with the same data and the same "
+                "maximum lengths"
             )
         self.values = list(saved["log_p"].split(lengths))

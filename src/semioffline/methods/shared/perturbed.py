@@ -16,7 +16,7 @@ def add_heads(policy: Policy, beta: float) -> QHeads:
     """Heads on the policy, which from now on change what it generates."""
     heads = policy.add_value_head(QHeads)
     if not isinstance(heads, QHeads):
-        raise UserError("ilql does not combine with a method that has a critic: train one of them")
+        raise UserError("ilql cannot be combined with a method that has a critic: train only one of them")
     policy.generator.perturb(lambda states: beta * heads.advantages(states))
     return heads
 

@@ -30,14 +30,14 @@ def check_method(name: str) -> list[str]:
         if part not in method_names():
             raise unknown("method", part, method_names())
     if len(names) > 2:
-        raise UserError(f"method '{name}' combines {len(names)} methods: two is the most")
+        raise UserError(f"method '{name}' combines {len(names)} methods, but at most two can be combined")
     if len(set(names)) < len(names):
         raise UserError(f"method '{name}' names the same method twice: give two different ones, or one")
     plain = [part for part in names if part in ("ft", "mft")]
     if plain and len(names) == 2 and all(_class_of(part).has_mle for part in names):
         other = "two MLE terms" if len(plain) == 2 else "an MLE term that the other method has already"
         free = ", ".join(part for part in method_names() if not _class_of(part).has_mle)
-        raise UserError(f"method '{name}' would combine {other}: ft and mft go with {free} only, else name one method")
+        raise UserError(f"method '{name}' would combine {other}: ft and mft can only be combined with {free}")
     return names
 
 
@@ -53,7 +53,10 @@ def config_class(name: str) -> type[MethodConfig]:
     def problems(self: MethodConfig) -> list[str]:
         found = super(combined, self).problems()  # type: ignore[misc]
         if getattr(self, "rl_ratio", None) is not None and not ranks:
-            found.append(f"rl_ratio balances one RL term next to brio's, not those of {name}: set rl_weight")
+            found.append(
+                f"rl_ratio can set the weight of one RL term and of brio's ranking term, but not for {name}: set "
+                "rl_weight"
+            )
         return found
 
     title = "".join(part.title().replace("_", "") for part in names) + "Config"

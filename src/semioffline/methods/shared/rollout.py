@@ -27,9 +27,11 @@ _PART = "reward/"
 class RolloutSettings(RLSettings):
     """Steps on one batch and its samples."""
 
-    num_iterations: int = setting(4, "Steps in a row on one batch and its samples.", "Rollout", Range(1, 100))
+    num_iterations: int = setting(
+        4, "Number of consecutive steps on one batch and its samples.", "Rollout", Range(1, 100)
+    )
     epsilon: float = setting(
-        0.2, "A token's ratio of new to old probability counts between 1 - this and 1 + this.", "Rollout",
+        0.2, "Ratios of new to old probability are clipped to 1 - epsilon and 1 + epsilon.", "Rollout",
         Range(0, 1, open_low=True),
     )  # fmt: skip
 

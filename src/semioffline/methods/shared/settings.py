@@ -30,9 +30,9 @@ class DrawingSettings(MethodConfig):
     """Settings of drawing tokens from the policy."""
 
     temperature: float = setting(1.0, "Temperature of the draws.", "Sampling", TEMPERATURE)
-    top_k: int = setting(0, "Draw among the k most likely tokens only; 0: all.", "Sampling", NOT_NEGATIVE)
+    top_k: int = setting(0, "Draw among the k most likely tokens; 0: among all.", "Sampling", NOT_NEGATIVE)
     top_p: float = setting(
-        1.0, "Draw among the most likely tokens that hold this much probability.", "Sampling", Range(0, 1, True)
+        1.0, "Draw among the likeliest tokens that together have this probability.", "Sampling", Range(0, 1, True)
     )
 
 
@@ -42,17 +42,17 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
 
     default_rl_ratio: ClassVar[float | None] = DEFAULT_RATIO
     rl_weight: float | None = setting(
-        None, "Lambda, the weight of the RL loss next to the MLE loss; rl_ratio sets it when not given.", "RL term",
+        None, "Lambda, the weight of the RL loss relative to the MLE loss. Default: rl_ratio sets it.", "RL term",
         NOT_NEGATIVE,
     )  # fmt: skip
     rl_ratio: float | None = setting(
         None,
-        "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps. 1 if neither is given.",
+        "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps. Default: 1.",
         "RL term",
         POSITIVE,
     )
     kl_weight: float = setting(
-        0.0, "Weight of the KL divergence from the initial model, a mean over positions.", "RL term", NOT_NEGATIVE
+        0.0, "Weight of the KL divergence from the initial model (mean over positions).", "RL term", NOT_NEGATIVE
     )
     kl_target: float | None = setting(
         None, "Adapts kl_weight after every step: up while the KL divergence is above this, down while below.",
@@ -73,7 +73,7 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.kl_weight and (self.fsdp or self.deepspeed):
-            found.append("kl_weight needs all weights in each process: do without fsdp and deepspeed")
+            found.append("kl_weight needs all weights in each process: remove fsdp and deepspeed, or set kl_weight to 0")
         if self.kl_target is not None and not self.kl_weight:
             found.append("kl_target needs a kl_weight above 0: the weight of the first step")
         return found
@@ -83,7 +83,7 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
 class GroupSettings(RLSettings):
     """Settings of methods that compare K samples of one input."""
 
-    num_samples: int = setting(64, "K, samples drawn for each input.", "Sampling", SAMPLES)
+    num_samples: int = setting(64, "K, samples per input.", "Sampling", SAMPLES)
     loss_scale: LossScale = setting(
         "token", "token: sum over samples, mean over masked positions (the published lambda) | sequence: as printed.",
         "RL term",
@@ -99,7 +99,7 @@ class LengthSettings(MethodConfig):
     """Settings of methods that use log-likelihoods of whole texts."""
 
     length_alpha: float = setting(
-        1.0, "Log-likelihoods of texts are divided by length ** this.", "RL term", Range(0, 10)
+        1.0, "Log-likelihoods of texts are divided by length ** length_alpha.", "RL term", Range(0, 10)
     )
 
 
@@ -107,7 +107,7 @@ class LengthSettings(MethodConfig):
 class WeightedSettings(MethodConfig):
     """K texts of an input, whose likelihoods are weighted by their rewards."""
 
-    num_samples: int = setting(8, "K, texts for each input.", "Sampling", SAMPLES)
+    num_samples: int = setting(8, "K, texts per input.", "Sampling", SAMPLES)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class EditSettings(WeightedSettings):
     """Texts that are random edits of the ground truth."""
 
     edit_rate: float = setting(
-        0.1, "Share of its tokens that an edit of the ground truth replaces, on average.", "Sampling",
+        0.1, "Average share of the ground truth's tokens that an edit replaces.", "Sampling",
         Range(0, 1, open_low=True, open_high=True),
     )  # fmt: skip
 
@@ -125,18 +125,22 @@ class MaskingSettings(MethodConfig):
     """Which text is masked, and which of its tokens."""
 
     static_target: StaticTarget = setting(
-        "ground_truth", "Text that is masked: ground_truth, or the worst | best | random candidate.", "Masking"
+        "ground_truth", "Text to mask: ground_truth, or the worst | best | random candidate.", "Masking"
     )
     mask_rate: float = setting(0.4, "p_m, the share of the static target's tokens to mask.", "Masking", SHARE)
-    mask_rate_end: float | None = setting(None, "mask_rate changes linearly to this value.", "Masking", SHARE)
+    mask_rate_end: float | None = setting(
+        None, "mask_rate changes linearly to this value during training.", "Masking", SHARE
+    )
     mask_unit: MaskUnit = setting("token", "Mask single tokens or whole words: token | word.", "Masking")
     mask_pattern: MaskPattern = setting("random", "Positions to mask: random | suffix | span | mixed.", "Masking")
     mask_span: float = setting(3.0, "mask_pattern=span: mean length of a masked span.", "Advanced", Range(1, 10**6))
-    eos_after: int | None = setting(None, "After this many tokens EOS may be drawn, to end early.", "Masking", STEPS)
-    draw_end: bool = setting(False, "With eos_after: mask EOS too, so that samples may continue.", "Advanced")
+    eos_after: int | None = setting(
+        None, "Allow EOS to be drawn after this many tokens, so that samples can be shorter.", "Masking", STEPS
+    )
+    draw_end: bool = setting(False, "With eos_after: also mask EOS, so that samples can be longer.", "Advanced")
     mask_where: str | None = setting(
         None,
-        "Mask only words inside the matches of this regular expression (of its groups, where it has some), or in "
+        "Mask only words inside the matches of this regular expression (inside its groups, if it has groups), or in "
         "the spans that file.py:function returns for a text.",
         "Masking",
     )
@@ -144,9 +148,11 @@ class MaskingSettings(MethodConfig):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.draw_end and self.eos_after is None:
-            found.append("draw_end needs eos_after: only then EOS may be drawn")
+            found.append("draw_end needs eos_after, which allows EOS to be drawn")
         if self.mask_where is not None and self.eos_after is not None:
-            found.append("eos_after with mask_where: an end that is drawn takes away the text that may not be masked")
+            found.append(
+                "eos_after cannot be combined with mask_where: an earlier end would remove text that must stay"
+            )
         if self.mask_where is not None and not names_function(self.mask_where):
             load_where(self.mask_where)
         return found

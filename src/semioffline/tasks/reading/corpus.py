@@ -207,7 +207,9 @@ def _unpack(stored: "Dataset", place: Place, unpack: Callable[[DataRow], Iterabl
             unpacked = list(unpack(row))
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             what = f"{type(error).__name__}: {short(str(error))}"
-            raise UserError(f"{place(index)}: not the form that this task unpacks ({what}): {short(row)}.") from error
+            raise UserError(
+                f"{place(index)}: not the nested form that this task expects ({what}): {short(row)}."
+            ) from error
         rows += unpacked
         origins += [index] * len(unpacked)
     return Dataset.from_list(rows), lambda index: place(origins[index])

@@ -67,14 +67,16 @@ def _find_files(source: Any, split: str | None) -> list[Path] | None:
     if isinstance(source, str | Path):
         path, text = as_path(source), str(source)
         if "://" in text:
-            raise UserError(f"'{text}' is an address: download it first, and name the file or folder.")
+            raise UserError(f"'{text}' is a URL: download it first, and give the file or folder.")
         written_as_path = isinstance(source, Path) or text.startswith(("/", "./", "../", "~")) or text.endswith("/")
         if path.is_dir():
             return _split_files(path, split)
         return [path] if written_as_path or file_kind(path) or path.exists() else None
     if isinstance(source, Sequence) and source and all(isinstance(item, str | Path) for item in source):
         return [as_path(item) for item in source]
-    raise UserError(f"rows come from a file, some files, a folder, a dataset name or a Dataset, not {short(source)}.")
+    raise UserError(
+        f"data must be a file, a list of files, a folder, a dataset name or a Dataset, not {short(source)}."
+    )
 
 
 def _split_files(folder: Path, split: str | None) -> list[Path]:

@@ -161,7 +161,7 @@ def _parse_template(template: str, columns: Sequence[str]) -> list[tuple[str, st
         if field is not None and field not in columns:
             raise unknown("column in prompt_template", field, columns)
     if all(part[1] is None for part in parsed):
-        raise UserError(f"prompt_template uses no column: write for example {{{columns[0]}}} in it.")
+        raise UserError(f"prompt_template contains no column: add one, for example {{{columns[0]}}} in it.")
     return [part[:2] for part in parsed]
 
 
