@@ -87,7 +87,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Importing the package does nothing slow: torch and transformers are loaded when a name is used."""
+    """Importing the package is fast: torch and transformers are loaded when a name is first used."""
     if name not in _HOME:
         raise AttributeError(f"module 'semioffline' has no attribute '{name}'")
     import importlib

@@ -202,7 +202,7 @@ class MethodConfig(TrainingArguments):
     ddp_find_unused_parameters: bool | None = setting(False, "Fixed: every parameter is used in every step.", free=True)
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Refuse settings that this method does not read, with the nearest name that it does."""
+        """Reject settings that this method does not read, and suggest the nearest name that it reads."""
         for name in settings.keys() - setting_names(cls):
             raise unknown(f"setting of {cls.method or 'a method'}", name, setting_names(cls))
         return super().__new__(cls)
@@ -234,21 +234,21 @@ class MethodConfig(TrainingArguments):
 
     @property
     def shows_bars(self) -> bool:
-        """Whether loops say how far they are."""
+        """Whether loops show their progress."""
         return not self.disable_tqdm and not self.verbose and self.local_process_index == 0
 
     def to_dict(self) -> dict[str, object]:
         return {"method": self.method} | super().to_dict()
 
     def _try_scheduler(self) -> None:
-        """Report arguments that a schedule does not take now, not after everything has been loaded."""
+        """Report invalid arguments of the schedule now, before data and model are loaded."""
         kind, own = SchedulerType(self.lr_scheduler_type), cast(Any, self.lr_scheduler_kwargs)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
         with told_in_one_line(Exception, before=f"lr_scheduler_type={kind.value}, lr_scheduler_kwargs={own}: "):
             get_scheduler(kind, optimizer, 10, 10_000_000, own)
 
     def problems(self) -> list[str]:
-        """What is wrong with settings that are each in their range. A method's config adds its own."""
+        """Problems of combinations of settings, each of which is valid alone. The config of a method adds its own."""
         wrong = []
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             wrong.append("early_stopping_patience needs evaluations: set eval_strategy")

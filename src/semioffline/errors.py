@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one line that says what was given, what is allowed, and what to change."""
+"""Errors that a user can fix. Each is one line: what was given, what is allowed, and what to change."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ class UserError(ValueError):
 
 @contextmanager
 def told_in_one_line(*kinds: type[Exception], before: str = "") -> Iterator[None]:
-    """For calls of a library that raises these where its settings are wrong. before: what stands before its words."""
+    """Turn these errors of another library into a UserError. before: words to put before its message."""
     try:
         yield
     except kinds as error:
@@ -25,13 +25,13 @@ def told_in_one_line(*kinds: type[Exception], before: str = "") -> Iterator[None
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> str:
-    """What these settings were, and what they are, where that differs; else nothing."""
+    """The settings that differ, with their old and new values; an empty text if none does."""
     different = sorted(name for name in names if before.get(name) != now.get(name))
     return ", ".join(f"{name}: {before.get(name)} before, {now.get(name)} now" for name in different)
 
 
 def short(text: str, most: int = 80) -> str:
-    """A text in a message: its beginning where it is long."""
+    """A text for a message, shortened if it is long."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 

@@ -18,8 +18,8 @@ _MARKDOWN = {"\\": "\\\\", "&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "\\`", "
 
 
 def plain(text: object) -> str:
-    """A text without what acts on a terminal: control characters (escape sequences begin with one) and marks that turn
-    the direction of writing are shown as \\x1b or \\u202e. Tabs and ends of lines stay."""
+    """A text without characters that control a terminal: control characters (escape sequences begin with one) and marks
+    that turn the direction of writing are shown as \\x1b or \\u202e. Tabs and ends of lines stay."""
     return _ACTIVE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
@@ -141,7 +141,7 @@ def terminal_width() -> int:
 
 
 class Activity:
-    """One thing that goes on. `show` says how far it is, in the live line of a terminal."""
+    """One activity. `show` shows its progress in the live line of a terminal."""
 
     def __init__(self, is_told: bool) -> None:
         self.is_told = is_told
@@ -149,7 +149,7 @@ class Activity:
         self.told = time.monotonic()
 
     def show(self, *parts: str) -> None:
-        """The first part stays while another activity goes on inside; the last ones go where there is no room."""
+        """The first part stays visible while an inner activity runs. The last parts are dropped if there is no room."""
         is_first, self.parts = not self.parts, tuple(map(one_line, parts))
         if _LINE.live is not None:
             _LINE.draw(now=is_first)
@@ -217,7 +217,7 @@ def fitted(parts: Sequence[str], width: int, gap: str = "  ") -> str:
 
 @contextmanager
 def activity(is_told: bool = False) -> Iterator[Activity]:
-    """A live line while this goes on. Where there is no terminal: nothing, or with is_told a line now and then."""
+    """A live line during the block. Without a terminal: nothing, or with is_told a line from time to time."""
     begun = _LINE.begin(is_told)
     try:
         yield begun
@@ -226,7 +226,7 @@ def activity(is_told: bool = False) -> Iterator[Activity]:
 
 
 def track(starts: Sequence[int], total: int, what: str, shown: bool = True) -> Iterator[int]:
-    """Go through the starts of batches, and say how many of `total` items are done: `generate 64/200`."""
+    """Iterate over the starts of batches, and show how many of `total` items are done: `generate 64/200`."""
     if not shown:
         yield from starts
         return
@@ -240,7 +240,7 @@ def track(starts: Sequence[int], total: int, what: str, shown: bool = True) -> I
 
 
 def left(began: float, done: float, to_do: float) -> str:
-    """How long it will take, from how long it took: `12 s left`. began: by time.monotonic()."""
+    """The remaining time, estimated from the time so far: `12 s left`. began: by time.monotonic()."""
     return f"{duration((time.monotonic() - began) / max(done, 1) * to_do)} left"
 
 
@@ -260,7 +260,7 @@ def figure(value: float) -> str:
 
 
 def end_live_line() -> None:
-    """End it whatever goes on: an error or an interruption has come between."""
+    """End the live line, because an error or an interruption is printed next."""
     while _LINE.activities:
         _LINE.end(_LINE.activities[0])
 

@@ -1,4 +1,4 @@
-"""What a setting allows: declared once, with its field, and checked from Python and from the command line alike."""
+"""Allowed values of settings, declared once with the field, and checked in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def setting(
     choices: Iterable[str] = (),
     place: bool = False,
 ) -> Any:
-    """A dataclass field that declares all there is to know about a setting. Its type is that of the field.
+    """A dataclass field that declares a setting. Its type is that of the field.
 
     Args:
         group: The heading under which `--help` lists it.
@@ -95,7 +95,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Description:
-    """What one setting allows."""
+    """The values that one setting allows."""
 
     name: str
     kinds: frozenset[type]
@@ -111,7 +111,7 @@ class Description:
     place: bool = False
 
     def type_problem(self, value: Any) -> str | None:
-        """What is wrong with the type of a value: "must be a whole number"; None when nothing is."""
+        """The problem with the type of a value, such as "must be a whole number"; None if there is none."""
         if not self.kinds or (value is None and self.optional):
             return None
         in_list = self.is_list and isinstance(value, (list, tuple)) and all(map(self._fits, value))
@@ -119,7 +119,7 @@ class Description:
         return None if fits else f"must be {self._noun()}"
 
     def range_problem(self, value: Any) -> str | None:
-        """What is wrong with a value of the right type; None when nothing is."""
+        """The problem with a value of the right type; None if there is none."""
         for one in value if isinstance(value, (list, tuple)) else [value]:
             problem = self._text_problem(one) if isinstance(one, str) else self._number_problem(one)
             if problem:
@@ -219,7 +219,7 @@ def descriptions(kind: Any) -> dict[str, Description]:
 
 
 def wrong_settings(given: Any, described: dict[str, Description], shown: str = "{name}={value}") -> Iterator[str]:
-    """What is wrong with the settings of an object: those of a wrong type, or else those that are out of range."""
+    """The problems in the settings of an object: wrong types, or if there are none, values out of range."""
     for problem in (Description.type_problem, Description.range_problem):
         found = False
         for name, description in described.items():
@@ -233,7 +233,7 @@ def wrong_settings(given: Any, described: dict[str, Description], shown: str = "
 
 
 class Options:
-    """Base of the dataclasses of the command line: they are checked when they are made."""
+    """Base of the dataclasses of the command line, which are checked on construction."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -243,7 +243,7 @@ class Options:
 
 
 def show(value: Any) -> str:
-    """A value in a message: in one line, and not long."""
+    """A value for a message, shortened to one line."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, Real):
@@ -262,7 +262,7 @@ def number(value: Any) -> str:
 
 
 def _near(given: str, choices: tuple[str, ...]) -> str:
-    """All names, or the nearest where there are many."""
+    """All names, or only the nearest if there are many."""
     if len(choices) > 12:
         return str(unknown("", short(given), choices)).partition("Known: ")[2].rstrip(".")
     nearest = get_close_matches(given, choices, n=1, cutoff=0.5)

@@ -95,13 +95,13 @@ class Uniforms(NamedTuple):
 
 
 def compared(calls: int, tail: Tail) -> int:
-    """How many of the calls compare two tokens of a tail."""
+    """The number of calls that compare two tokens of a tail."""
     return min(calls, max(1, calls // TAIL_SHARE)) if tail == "sample" else 0
 
 
 @torch.no_grad()
 def swap(p: Tensor, base: Tensor, counts: list[int], many: int, tail: Tail, uniforms: Uniforms) -> Swaps:
-    """`many` samples of each row: the base and its swaps.
+    """`many` samples for each row: the base sample and its variants.
 
     Args:
         p: (M, V) the distributions at the masked positions. base: (M,) a token drawn from each.

@@ -1,4 +1,4 @@
-"""Loss terms whose factors are computed while the device goes on."""
+"""Loss terms whose factors are computed while the device continues."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +25,8 @@ class DeferredSum:
 
 
 class _Sum:
-    """What `total` keeps. It holds no reference to `total`: a cycle would keep a step's autograd graph alive until
-    garbage collection, and no CUDA graph can be captured next to it."""
+    """The state that `total` keeps. It holds no reference to `total`: a cycle would keep a step's autograd graph alive
+    until garbage collection, and no CUDA graph can be captured next to it."""
 
     def __init__(self, factors: Callable[[], list[Tensor]], inputs: list[Tensor]):
         self._factors, self._inputs = factors, inputs

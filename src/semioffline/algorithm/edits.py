@@ -1,4 +1,4 @@
-"""Random edits of a text, and the probability of each: tokens are replaced, so the length stays."""
+"""Random edits of a text and their probabilities. Tokens are replaced, so the length does not change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EditNumbers(NamedTuple):
 
 
 def edit_uniforms(text: Text, index: Tensor, number: int, randomness: Randomness) -> EditNumbers:
-    """An example's own numbers, whatever its batch is padded to."""
+    """The numbers of an example. They do not depend on the padding of its batch."""
     size, length = text.ids.shape
     distance = randomness.uniform("edit distance", index, [1] * size)
     places, tokens = (

@@ -1,5 +1,5 @@
-"""Losses and what they are made of, as pure functions on tensors. Losses are sums; the trainer divides them by the
-counts of the whole optimizer step."""
+"""Losses and their parts, as pure functions on tensors. Losses are sums; the trainer divides them by the counts of the
+whole optimizer step."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -103,7 +103,7 @@ def _count(places: Tensor, number: int) -> Tensor:
 
 
 class TokenAdvantages(NamedTuple):
-    """One entry for every (hidden position, token drawn there at least once)."""
+    """One entry for every pair of a masked position and a token that was drawn there."""
 
     positions: Tensor
     tokens: Tensor

@@ -1,4 +1,4 @@
-"""Which positions of a target the model must decide, and what it is shown instead."""
+"""Which positions of a target are masked, and what the model sees there."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def choose_hidden(
 
 
 def with_end(text: Text, hidden: Tensor, end_id: int, after: int) -> Tensor:
-    """`hidden`, and the end token of each text that has `after` ordinary ones. It takes nothing from other positions:
-    nobody sees it."""
+    """`hidden`, and the end token of each text that has `after` ordinary ones. Other positions lose nothing, because
+    none of them sees the end token."""
     last = torch.arange(text.ids.shape[1], device=text.ids.device) == text.keep_mask.sum(1, keepdim=True) - 1
     long_enough = text.ordinary.sum(1, keepdim=True) >= after
     return hidden | (last & long_enough & (text.ids == end_id) & ~text.ordinary)

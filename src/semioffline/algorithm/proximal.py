@@ -22,7 +22,7 @@ def is_clipped(log_p: Tensor, old_log_p: Tensor, advantages: Tensor, epsilon: fl
 
 
 class Estimates(NamedTuple):
-    """Of each of B * T positions, 0 where there is no action."""
+    """Advantages and returns for each of B * T positions; 0 where there is no action."""
 
     advantages: Tensor
     """(B, T)"""

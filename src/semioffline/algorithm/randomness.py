@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing but what they are for."""
+"""Random numbers that depend only on the seed, the step and the example."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LAST = np.uint64(31)
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """SplitMix64's function from 64 bits to as many others. It changes `numbers`."""
+    """The mixing function of SplitMix64, from 64 bits to 64 bits. It changes `numbers` in place."""
     for shift, factor in _MIX:
         numbers ^= numbers >> shift
         numbers *= factor

@@ -94,8 +94,8 @@ def text_uniforms(index: Tensor, many: int, longest: int, randomness: Randomness
 
 
 class DrawsProcessor:
-    """Chooses the tokens that `generate` samples: each row takes those that its own numbers fall on, whatever rows are
-    beside it. A logits processor."""
+    """Chooses the tokens that `generate` samples: each row takes the tokens that its own random numbers select,
+    independently of the other rows. A logits processor."""
 
     def __init__(self, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0):
         """uniforms: (B, T), one for each row and token."""
@@ -127,7 +127,7 @@ def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int
 
 
 def complete(text: Text, observation: Observation, draws: Tensor, end_id: int | None = None) -> Samples:
-    """Put the draws into the static text: K complete samples a row. Where end_id was drawn they end."""
+    """Put the draws into the static text: K complete samples per row. A sample ends where end_id was drawn."""
     return Samples(text, observation.hidden, draws, end_id)
 
 

@@ -24,7 +24,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class HostCopy:
-    """A tensor on its way to the host. Only `wait` waits, and for this copy alone, not for what came after it."""
+    """A tensor that is being copied to the host. Only `wait` waits, and only for this copy, not for later work."""
 
     def __init__(self, tensor: Tensor):
         self._event: Any = None
@@ -42,7 +42,7 @@ class HostCopy:
 
 
 class _Movable:
-    """Dataclasses of tensors that go to a device (and into pinned memory) together."""
+    """Base of dataclasses whose tensors are moved to a device, or into pinned memory, together."""
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         changes: dict[str, Tensor | _Movable] = {}
@@ -115,7 +115,7 @@ class Batch(_Movable):
 
 @dataclass
 class Observation:
-    """What the policy sees of a target: the tokens, with mask tokens where it must decide."""
+    """The part of a target that the policy sees: its tokens, with mask tokens at the masked positions."""
 
     ids: Tensor
     """(B, T) token ids, the mask token at hidden positions."""
@@ -144,7 +144,7 @@ class Row:
 
 @dataclass
 class Samples:
-    """K complete texts for each of B rows, which share everything but the masked positions."""
+    """K complete texts for each of B rows. The texts of a row differ only at the masked positions."""
 
     text: Text
     """The static targets."""
@@ -170,7 +170,7 @@ class Samples:
         return self.ids_on(self.text.ids.device)
 
     def ids_on(self, device: torch.device) -> Tensor:
-        """`ids` on a device. On that of the draws nothing waits for them."""
+        """`ids` on a device. On the device of the draws, this does not wait."""
         return self._put(self.text.ids, self.draws, device)
 
     def ended_on(self, device: torch.device) -> Tensor:
@@ -224,7 +224,7 @@ class Term:
 
 @dataclass
 class StepOutput:
-    """What one step of a method gives back."""
+    """The result of one step of a method."""
 
     terms: list[Term]
     metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class StepOutput:
     """Makes the rows of the log of draws at masked positions."""
 
     def all_metrics(self) -> dict[str, float | Tensor]:
-        """With those that are known late: this may have to wait."""
+        """All metrics, also those that are computed late. This may wait for the device."""
         return {**self.metrics, **(self.late_metrics() if self.late_metrics is not None else {})}
 
     def parts(self, counts: Sequence[int] | Tensor, known: bool = False) -> dict[str, Tensor]:

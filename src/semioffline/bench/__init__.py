@@ -1,1 +1,2 @@
-"""What a step costs: every method on one machine, with models of published sizes and texts of the paper's lengths."""
+"""Measures the cost of a training step of every method, with models of published sizes and texts of the paper's
+lengths."""

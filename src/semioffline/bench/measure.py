@@ -1,4 +1,4 @@
-"""Seconds, tokens a second and peak memory of training steps, in the trainer that people use."""
+"""Seconds, tokens per second and peak memory of training steps, measured in the trainer itself."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class TwoRows(BaseMethod[MFTConfig]):
 
 
 class Clock(TrainerCallback):
-    """Seconds a step over windows of several. The device is waited for at their ends only: within a window the host may
-    be ahead of it, as in training."""
+    """Seconds per step, over windows of several steps. The host waits for the device only at the end of a window, so
+    within it the host may be ahead, as in training."""
 
     def __init__(self, warmup: int, window: int, device: str) -> None:
         self.warmup, self.window, self.device = warmup, window, device
@@ -88,7 +88,7 @@ class Clock(TrainerCallback):
 
 
 def run(plan: BenchPlan, say: Callable[[str], None], keep: Callable[[list[CaseResult]], None]) -> list[CaseResult]:
-    """Measure every case; `keep` gets all rows so far after each one, so that nothing is lost."""
+    """Measure every case. After each one, `keep` gets all rows so far, so that an interruption loses nothing."""
     rows: list[CaseResult] = []
     for case in cases(plan):
         row = CaseResult(case, SHAPES[case.shape].source, SHAPES[case.shape].target)
@@ -217,7 +217,7 @@ def _our_trainer(
 
 
 def _plain_trainer(policy: Policy, texts: Texts, shape: Shape, arguments: dict[str, Any]) -> Trainer:
-    """Transformers' Trainer, the model and tensors: what fine-tuning costs without this library."""
+    """Transformers' Trainer with the plain model: the cost of fine-tuning without this library."""
     prompts, completions = texts["prompt"], texts["completion"]
     sources = policy.tokens.encode_sources(prompts, shape.source)
     targets = policy.tokens.encode_targets(completions, prompts, shape.target)

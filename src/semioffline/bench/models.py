@@ -66,7 +66,7 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def words(number: int) -> list[str]:
-    """Different pronounceable words, the short ones first."""
+    """Distinct pronounceable words, short ones first."""
     syllables = [consonant + vowel for consonant in "bdfghjklmnprstvwz" for vowel in "aeiou"]
 
     def spell(n: int) -> str:
@@ -99,7 +99,7 @@ def build_tokenizer(size: int, is_encoder_decoder: bool) -> Any:
 
 
 def build_policy(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
-    """A policy with random weights, or (name is none of ours) one from a folder or the hub."""
+    """A policy with random weights if the name is in MODELS, else a policy from a folder or the Hub."""
     import transformers
 
     if name == "ads":

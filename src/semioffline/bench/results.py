@@ -1,4 +1,4 @@
-"""What a step costs: the cases that are measured, and their results as bench.json has them."""
+"""The cases of a benchmark, and their results as stored in bench.json."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured(Record):
-    """What was measured in one case."""
+    """The measurements of one case."""
 
     seconds: float
     """Median of the windows, per step."""

@@ -1,4 +1,4 @@
-"""The command line: one file for each command, thin."""
+"""The command line: one thin file per command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONTINUED = ("run", "demo", "candidates", "evaluate", "compare")
 
 
 def _be_quiet() -> None:
-    """Only what the user asked for: no bars for loading weights, no notes to developers."""
+    """Turn off progress bars for loading weights and warnings for developers."""
     import warnings
 
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -128,8 +128,8 @@ def _run(argv: list[str]) -> None:
 
 
 def command(name: str) -> Callable[[list[str]], None]:
-    """What runs a command. The collector of cycles rests while torch and Transformers are imported: it finds nothing in
-    what they make, and takes a fifth of the time."""
+    """The function that runs a command. The collector of cycles rests while torch and Transformers are imported: it
+    finds nothing in what they make, and takes a fifth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -141,7 +141,7 @@ def command(name: str) -> Callable[[list[str]], None]:
 
 
 def _end_bars() -> None:
-    """Progress bars that an error has left open end, so that its line has nothing before it."""
+    """Close progress bars that an error has left open, so that the error has a line of its own."""
     from tqdm import tqdm
 
     end_live_line()
@@ -161,7 +161,7 @@ def _refuse(message: str) -> int:
 
 
 def _is_closed(stream: IO[str]) -> bool:
-    """Whether this is a pipe that nobody reads any more. What is still to be written is then dropped."""
+    """Whether this is a pipe that is no longer read. Output that is not yet written is then dropped."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError):  # not a file, as in tests and notebooks

@@ -112,7 +112,7 @@ def run(argv: list[str]) -> None:
 
 
 def _check(models: list[str], options: BenchOptions) -> None:
-    """What would end every measurement, before the first one."""
+    """Check for problems that would fail every measurement."""
     from semioffline.bench.measure import METHODS, SETTINGS
     from semioffline.bench.models import MODELS, SHAPES
 

@@ -1,4 +1,4 @@
-"""semioffline compare: what each method buys and costs, on one's own data."""
+"""semioffline compare: the gain and the cost of each method on your own data."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def _seeds(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, l
 
 
 def _steps(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, int]:
-    """Of the methods that have a number of steps of their own."""
+    """The steps of the methods whose settings give a number of steps."""
     given = {method: cast(int | None, by_method[method].get("steps")) for method in options.methods}
     return {method: steps for method, steps in given.items() if steps}
 
 
 def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
-    """One run in a process of its own, which leaves the others their share of the cores."""
+    """The command of one run in its own process. It uses only its share of the cores."""
     own = {"reward_workers": max(0, (os.cpu_count() or 1) // jobs - 1), "disable_tqdm": True}  # it writes to a file
     return [sys.executable, "-m", "semioffline.cli.child", "compare", *as_flags(own), *argv, "--only", only]
 

@@ -86,7 +86,7 @@ class CompareOptions(Options):
         _check_shape(parse_settings(self.settings))
 
     def sampling(self, max_new_tokens: int) -> Decoding:
-        """How candidates are made."""
+        """The decoding settings of candidates."""
         return Decoding(
             do_sample=True,
             temperature=self.candidate_temperature,
@@ -133,7 +133,7 @@ def _check_read(argv: list[str], methods: list[str]) -> None:
 
 
 def _listed(argv: list[str]) -> list[str]:
-    """The methods of the recipe, whatever --methods says."""
+    """The methods of the recipe, also those that --methods leaves out."""
     recipe, _ = take_recipe(argv)
     listed = recipe.get("methods", METHODS) if recipe else []
     return [str(method) for method in (listed if isinstance(listed, list) else [listed])]

@@ -53,7 +53,7 @@ def run(argv: list[str]) -> None:
 
 
 def _print_check(data: DataOptions, options: JobOptions, result: JobResult, folder: Path) -> None:
-    """An output of both models; and that the synthetic task is not rigged: ignoring the record buys nothing."""
+    """Print an output of both models, and how little the best single wording for all records gains."""
     from semioffline.tasks.ads import best_single_wording
 
     test = data.load_task().load(data.source(options.seed), "test")

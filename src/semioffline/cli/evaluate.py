@@ -60,7 +60,7 @@ class EvaluateOptions(Options):
     )
 
     def method_config(self, folder: Path, on_cpu: bool) -> MethodConfig:
-        """How texts are cut and decoded."""
+        """The settings for truncating and decoding texts."""
         names = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens", "num_beams")
         shared = {name: getattr(self, name) for name in (*names, "length_penalty", "no_repeat_ngram_size")}
         return MethodConfig(output_dir=str(folder), use_cpu=on_cpu, **shared)
@@ -72,7 +72,7 @@ _NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", 
 
 
 def _checksum(model: str | None) -> dict[str, int]:
-    """Of the weights in a folder, which may have been trained since; nothing is known of a model on the hub."""
+    """The checksum of the weights in a folder, which may have been trained since. None for a model on the Hub."""
     paths = sorted(Path(str(model)).glob("*.safetensors")) + sorted(Path(str(model)).glob("*.bin"))
     return {path.name: checksum(path) for path in paths}
 
@@ -112,7 +112,7 @@ def run(argv: list[str]) -> None:
 
 
 def _predictions_of(name: str) -> Path | None:
-    """The outputs that a run folder holds; None: the name is that of a model, which has to write them."""
+    """The outputs in a run folder. None if the name is a model, which must generate them first."""
     path = Path(name)
     if not path.is_dir() or (path / "config.json").exists() or (path / "adapter_config.json").exists():
         return None
@@ -122,7 +122,7 @@ def _predictions_of(name: str) -> Path | None:
 
 
 def _different_decoding(result: EvaluateResult, other: Path) -> str:
-    """A note where the other outputs were decoded in another way."""
+    """A note if the other outputs were decoded with different settings."""
     if not (other / "result.json").exists():
         return ""
     known = read_json(other / "result.json").get("metrics") or {}
@@ -135,7 +135,7 @@ def _different_decoding(result: EvaluateResult, other: Path) -> str:
 def evaluate_model(
     data: DataOptions, model: ModelOptions, options: EvaluateOptions, path: Path, made: Provenance
 ) -> EvaluateResult:
-    """Decode and score with one model, and write its run folder. An evaluation that was stopped goes on there."""
+    """Decode and score with one model, and write its run folder. An interrupted evaluation continues there."""
     device = model.checked_device()
     rows = data.load_task().load(data.source(options.seed), options.split)
     folder = open_folder(path, resume=(path / SETTINGS).exists())

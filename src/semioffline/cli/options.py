@@ -133,5 +133,5 @@ def as_flags(settings: Mapping[str, object]) -> list[str]:
 
 
 def default_metrics(task: Task) -> list[str]:
-    """What a model is tested by when nothing else is asked."""
+    """The metrics that a model is tested by if the user gives none."""
     return [*task.metrics, *(task.java_metrics if task.java_metrics and meteor.is_there() else ())]

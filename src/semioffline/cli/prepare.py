@@ -1,4 +1,4 @@
-"""What all runs of a comparison share: the M-FT checkpoint that they start from, and the training rows."""
+"""Makes what all runs of a comparison share: the initial M-FT checkpoint and the training rows."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _training_data(data: DataOptions) -> Recipe:
 
 
 def _made_with(data: DataOptions, options: CompareOptions, args: MethodConfig) -> Recipe:
-    """What candidates depend on, beside the model."""
+    """The settings that candidates depend on, apart from the model."""
     names = ("reward", "unseen_inputs", "num_candidates", "candidate_temperature", "candidate_rows")
     own = {"bf16": bool(args.bf16), "seed": args.seed} | {name: getattr(options, name) for name in names}
     return _training_data(data) | _lengths(args) | own
@@ -135,7 +135,7 @@ def _lengths(args: MethodConfig) -> Recipe:
 def _start_made_with(
     data: DataOptions, model: ModelOptions, options: CompareOptions, args: MethodConfig, first: partial[MethodConfig]
 ) -> Recipe:
-    """What is said of the M-FT stage alone, and how its texts are cut."""
+    """The settings of the M-FT stage alone, and how its texts are truncated."""
     names = ("start_steps", "start_learning_rate", "unseen_inputs")
     own = {name: value for name, value in first.keywords.items() if name != "output_dir"}
     own = {name: getattr(options, name) for name in names} | own
@@ -144,7 +144,7 @@ def _start_made_with(
 
 @contextmanager
 def _noting_seconds(folder: Path, what: str) -> Iterator[None]:
-    """Of what all methods share, which their budget does not count."""
+    """Record the seconds of shared stages, which do not count as budget of a method."""
     began = time.perf_counter()
     yield
     known = seconds_before(folder) | {what: time.perf_counter() - began}
@@ -210,7 +210,7 @@ def _with_candidates(
 
 
 def _with_any(rows: Dataset, say: Callable[[str], None]) -> Dataset:
-    """Without the rows for which the model wrote nothing that could be scored."""
+    """Only the rows that have a candidate."""
     kept = rows.filter(bool, input_columns="candidates")
     if len(kept) < len(rows):
         say(f"{len(rows) - len(kept)} of {len(rows)} rows have no candidate and are left out")

@@ -1,4 +1,4 @@
-"""The end of a command's own process: neither too early nor too late because of code that a user has given."""
+"""Ends the process of a command properly, even if the user's code exits early or leaves threads that hang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _end_process = os._exit
 
 
 def count_early_end_as_error() -> None:
-    """os._exit(0) in a reward would look like success, without a result. Processes that are forked may call it."""
+    """Make os._exit(0) in a reward an error: it would look like success without a result. Forked processes may still
+    call it."""
     process = os.getpid()
 
     def leave(status: int) -> NoReturn:
@@ -26,7 +27,7 @@ def count_early_end_as_error() -> None:
 
 
 def end_soon(code: int) -> None:
-    """Do not wait without limit for threads that Python waits for: a reward that hangs may have started them."""
+    """End the process even if threads are still running: a reward that hangs may have started them."""
     threading.Thread(target=_end, args=(code,), daemon=True).start()
 
 

@@ -84,7 +84,7 @@ def _read_key(path: Path) -> Key:
 
 
 def _with_parents(folder: str) -> list[Path]:
-    """A run's folder, and those of the commands that it may be a part of."""
+    """The folder of a run, and the folders above it that may belong to a command with several runs."""
     path = Path(folder)
     return [path, path.parent, path.parent.parent]
 

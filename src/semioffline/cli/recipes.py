@@ -45,7 +45,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(given: str) -> Path:
-    """The file that `--config` names: a file, or else a recipe that ships, by name. Where both are there, the file."""
+    """The file that `--config` names: a path, or the name of a recipe that ships. If both exist, the path."""
     path = Path(given)
     if os.path.lexists(path):  # also what cannot be opened: reading it says why
         return path
@@ -100,7 +100,7 @@ def announce_code(recipe: Recipe, words: list[str]) -> None:
 
 
 def _resolved(recipe: Recipe, folder: Path) -> Recipe:
-    """With the Python files relative to `folder`."""
+    """The settings, with the paths of Python files relative to `folder`."""
     found: Recipe = {}
     for key, value in recipe.items():
         if isinstance(value, dict):
@@ -113,7 +113,7 @@ def _resolved(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _code_in(recipe: Recipe) -> list[str]:
-    """Every file.py:function and module:function."""
+    """Every value of the form file.py:function or module:function."""
     found: list[str] = []
     for key, value in recipe.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How a command is shown where others read it, and what commands print of their results."""
+"""Prints results of commands, and shows a command line without private paths."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_changes(
     note: str = "",
     names: tuple[str, str] = ("before", "after"),
 ) -> None:
-    """One line a metric: both values, and their difference over the same inputs. Rewards come first."""
+    """Print one line per metric: both values, and their difference over the same inputs. Rewards come first."""
     columns = ("metric", *names, "difference", "95 % interval", "p")
     rows = as_rows(changes, rewards)
     marked = [n for n, row in enumerate(rows) if row[0].endswith("(reward)")]

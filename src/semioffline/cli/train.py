@@ -136,7 +136,8 @@ def train(
 
 
 def _print_metrics(run: RunFolder, rewards: list[str]) -> None:
-    """What training has changed on validation. Where before.jsonl has fewer inputs, the metrics of all, too."""
+    """Print how training changed the validation metrics. If before.jsonl has fewer inputs, also print the metrics of
+    all inputs."""
     metrics = None if run.result is None else run.result.metrics
     if metrics is None:
         return

@@ -1,5 +1,4 @@
-"""Functions of tensors without gradient as CUDA graphs: what follows a pass, and what does not train at all. And how
-many graphs there are."""
+"""CUDA graphs of functions of tensors without gradient, such as scoring; and the number of captured graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _recorded = 0
 
 
 def recordings() -> int:
-    """Graphs of training steps that this process has recorded so far; those of generated texts do not count."""
+    """The number of graphs of training steps that this process has captured. Graphs of decoding do not count."""
     return _recorded
 
 
@@ -26,7 +25,7 @@ def count_recording() -> None:
 
 
 def put(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
-    """Where a recording reads them."""
+    """Copy values to the tensors that a captured graph reads."""
     for place, tensor in zip(places, tensors, strict=True):
         if place.data_ptr() != tensor.data_ptr():
             place.copy_(tensor)
@@ -45,7 +44,7 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
 
 
 def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[], Any]:
-    """Record what a call does to tensors that stay where they are. Its kernels must have run before.
+    """Capture the kernels of a call on tensors whose addresses do not change. Its kernels must have run before.
 
     alone: with memory of its own, which is given back with the graph."""
     graph = torch.cuda.CUDAGraph()

@@ -9,7 +9,7 @@ _MISSING = object()
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, this object (not its class) has `value` as its attribute; then it has again what it had."""
+    """Replace an attribute of this object (not of its class) inside the block, and restore it afterwards."""
     own = vars(owner).get(name, _MISSING)
     setattr(owner, name, value)
     try:

@@ -31,7 +31,7 @@ TURNS = 2
 
 
 def is_plain(value: Any) -> bool:
-    """Something that a recording may have taken for granted."""
+    """Whether a captured graph may treat this value as a constant."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
@@ -66,7 +66,7 @@ class _Body(nn.Module):
 
 
 class Recording(NamedTuple):
-    """A module's passes for inputs of one shape. Replayed, they read and write these tensors."""
+    """The captured passes of a module for one input shape. A replay reads and writes these tensors."""
 
     forward: Callable[[], Any]
     backward: Callable[[], Any]
@@ -109,7 +109,7 @@ class _Replay(torch.autograd.Function):
 
 
 class _Key(NamedTuple):
-    """What a recording is for."""
+    """The properties of inputs for which one graph can be replayed."""
 
     turn: int
     shapes: tuple[Any, ...]
@@ -119,7 +119,7 @@ class _Key(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """One recorded shape."""
+    """The graph of one input shape."""
 
     body: _Body
     replay: Recording
@@ -253,7 +253,7 @@ class GraphedForward:
         self.busy.discard(turn)
 
     def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Key | None:
-        """The recording that serves, which may be made here."""
+        """The graph for these inputs, captured here if necessary."""
         turn = next((turn for turn in range(TURNS) if turn not in self.busy), None)
         if turn is None:
             return None
@@ -343,7 +343,7 @@ class Trunk:
                 self._replaced.enter_context(replaced(stack, "forward", graphed))
 
     def leave_cuda_graphs(self) -> None:
-        """Give the decoder and the encoder their own forward back. The graphs and their memory go."""
+        """Restore the forward of the decoder and the encoder, and free the graphs and their memory."""
         self._replaced.close()
         self.always_masked = False
 
@@ -353,7 +353,7 @@ class Trunk:
         return [stack.forward for stack in self.stacks if isinstance(stack.forward, GraphedForward)]
 
     def forget_step(self) -> None:
-        """A step that was broken off has no backward to wait for."""
+        """Forget passes that wait for their backward, because their step was interrupted."""
         for graphed in self.graphed:
             graphed.forget_step()
 
@@ -368,7 +368,8 @@ class Trunk:
 
     @contextmanager
     def plain(self) -> Iterator[None]:
-        """Inside, no graph is used: the pass reads something that is no argument of the decoder or the encoder."""
+        """Inside the block, no graph is used, because the pass reads values that are not arguments of the decoder or
+        the encoder."""
         self._blocked = True
         try:
             yield
@@ -376,7 +377,7 @@ class Trunk:
             self._blocked = False
 
     def _with_positions(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """With the positions among the arguments: a graph must know every tensor that it reads."""
+        """Add the positions to the arguments, because a graph must know every tensor that it reads."""
 
         def run(*args: Any, positions: Tensor | None = None, **kwargs: Any) -> Any:
             with self.at(positions):

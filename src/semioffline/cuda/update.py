@@ -32,7 +32,7 @@ class ReplayedUpdate:
         self._known: dict[Any, Callable[[], Any] | None] = {}
 
     def forget(self) -> None:
-        """What was recorded reads tensors that are no longer there."""
+        """Forget all graphs, because they read tensors that no longer exist."""
         self._known.clear()
 
     def __call__(self, *settings: Any) -> Any:
@@ -85,7 +85,8 @@ class Updates:
         self._step(*((group["weight_decay"], group["eps"], *group["betas"]) for group in groups))
 
     def _run_step(self) -> None:
-        """With rates that a recorded step can read. The optimizer keeps its own: they go into checkpoints."""
+        """Run the optimizer with learning rates that a captured step can read. The optimizer keeps its own rates, which
+        are saved in checkpoints."""
         groups = self.optimizer.param_groups
         kept = [(group["lr"], group["capturable"]) for group in groups]
         try:
@@ -110,7 +111,7 @@ class Updates:
 
 
 def replay_updates(trunk: Trunk, optimizer: Any, accelerator: Any) -> None:
-    """Have the trainer's clipping and a fused AdamW replayed. Other optimizers step as they do."""
+    """Replay gradient clipping and a fused AdamW as graphs. Other optimizers run as usual."""
     if type(optimizer) is not torch.optim.AdamW or not optimizer.defaults.get("fused"):
         return
     updates = Updates(trunk, optimizer)

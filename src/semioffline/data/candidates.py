@@ -82,7 +82,7 @@ def write_candidates(
 
 
 class _Progress:
-    """How far the inputs are, and how good their candidates, batch by batch."""
+    """Shows the progress and the rewards of the candidates, batch by batch."""
 
     def __init__(self, shown: Activity, total: int, to_do: int) -> None:
         self.shown, self.total, self.to_do = shown, total, to_do

@@ -1,4 +1,4 @@
-"""Columns to tokens to batches."""
+"""Tokenises columns and makes batches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class Example:
 
 
 class Examples(torch.utils.data.Dataset):
-    """A tokenised dataset. Rows are checked and tokenised once, in front, so that a bad row stops nothing halfway."""
+    """A tokenised dataset. All rows are checked and tokenised at the start, so that a bad row does not stop training
+    later."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class Examples(torch.utils.data.Dataset):
 
 
 def as_dataset(rows: Any) -> Any:
-    """Rows as a user may have them -> something with columns."""
+    """A datasets.Dataset from any form in which a user may pass rows."""
     if isinstance(rows, list):
         from datasets import Dataset
 

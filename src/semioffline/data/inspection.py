@@ -1,4 +1,4 @@
-"""What data are like: columns, numbers of rows, repeated rows, lengths; and what follows for a job."""
+"""Inspects data (columns, rows, repeated rows, lengths), and derives settings of a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Spread(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection(Record):
-    """What the splits of a job are like."""
+    """Properties of the splits of a job."""
 
     columns: list[str]
     """Of train, in addition to ours: rewards get them."""
@@ -50,7 +50,7 @@ class Inspection(Record):
     """Of train."""
 
     def warnings(self) -> list[str]:
-        """What a user should know of before training."""
+        """Problems of the data that a user should know before training."""
         said = [
             f"{number} of {self.rows[split]} rows of {split} repeat an earlier row"
             for split, number in self.repeated.items()
@@ -68,7 +68,7 @@ class Inspection(Record):
 
 
 def inspect(splits: Splits, policy: Policy) -> Inspection:
-    """Look at all rows, and measure the lengths of some."""
+    """Inspect all rows, and measure the lengths of some."""
     train = splits.rows["train"]
     known = {input_key(prompt) for prompt in train["prompt"]}
     step = max(1, len(train) // LOOKED_AT)

@@ -13,7 +13,7 @@ from semioffline.policy.tokens import Encoded
 
 
 def _longest(most: int | None, usual: int, other: int | None) -> int:
-    """The usual length, less where the model's positions (minus what the other part takes) allow less."""
+    """The usual length, or less if the model has fewer positions left for this part."""
     return usual if most is None else max(2, min(usual, most - (other or 0)))
 
 
@@ -62,13 +62,13 @@ class Truncation:
         completions: Sequence[Encoded] = (),
         candidates: Sequence[Encoded] = (),
     ) -> None:
-        """Count those that were cut."""
+        """Count the texts that were truncated."""
         self.prompts += sum(text.truncated for text in prompts)
         self.completions += sum(text.truncated for text in completions)
         self.candidates += sum(text.truncated for text in candidates)
 
     def shares(self) -> dict[str, float]:
-        """For the log."""
+        """The shares of truncated texts, for the log."""
         counts = {"prompts": self.prompts, "completions": self.completions, "candidates": self.candidates}
         return {f"truncated/{name}": count / max(self.of, 1) for name, count in counts.items()}
 

@@ -49,12 +49,12 @@ class DataOptions(Options):
         self.model: str | None = None  # that reads the prompts: filled in from ModelOptions
 
     def read_by(self, model: str | None) -> None:
-        """Say which model reads the prompts: a task may have a form for its kind."""
+        """Set the model that reads the prompts: a task may have a prompt form for its kind."""
         self.model = model
 
     @property
     def called(self) -> str:
-        """What the data is called where people read it: the task, or of own files the folder or file."""
+        """The name of the data for people: the task, or for your own files the folder or the file."""
         given = self.data_dir or self.train_file
         return self.task if self.task != "files" or not given else Path(given).resolve().name
 
@@ -75,7 +75,7 @@ class DataOptions(Options):
         )
 
     def made_with(self) -> dict[str, object]:
-        """What is noted of the data where something is made of it: not what only guards the reading."""
+        """The data options that results depend on, without limits that only protect the reading."""
         return {name: value for name, value in asdict(self).items() if name != "max_row_mb"}
 
     def has(self, split: str) -> bool:

@@ -1,4 +1,4 @@
-"""The order of the rows: its epoch, and optimizer steps that are repeated."""
+"""The order of rows in an epoch, and repeated optimizer steps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Repeated(Sampler[int]):
 
 
 class Epochs(TrainerCallback):
-    """Tells the sampler its epoch. With several processes, a run that goes on within an epoch would not."""
+    """Tells the sampler its epoch. Without it, a run with several processes that resumes within an epoch would have
+    another order."""
 
     sampler: Order | None = None
 

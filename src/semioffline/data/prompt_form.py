@@ -1,4 +1,4 @@
-"""The form in which a model reads prompts: as they are, as a message of a conversation, or with a line end."""
+"""The form of prompts: plain, as a chat message, or with a line break."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PromptForm = Literal["plain", "chat", "line"]
 
 
 def choose_form(policy: Policy, rows: Dataset, given_form: bool) -> tuple[PromptForm, str]:
-    """(form, why). given_form: whether the user or the task has said what prompts look like."""
+    """(form, reason). given_form: whether the user or the task has set the form of prompts."""
     texts = rows.select(range(min(len(rows), 100)))["prompt"]
     if not all(isinstance(text, str) for text in texts):
         return "plain", "the prompts are conversations: they go through the model's chat template"

@@ -19,7 +19,7 @@ def names_function(where: str) -> bool:
 
 
 def load_where(where: str) -> Callable[[str], Spans]:
-    """From a text to its spans. A regular expression gives its matches, or its groups where it has some."""
+    """A function from a text to its spans. A regular expression gives its matches, or its groups if it has some."""
     if names_function(where):
         function = import_function(where, "mask_where")
         return lambda text: _checked(function(text), text, where)

@@ -1,4 +1,4 @@
-"""Train, validation and test rows of a job. What is missing is cut from train."""
+"""Train, validation and test rows of a job. Missing splits are taken from train."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def input_key(prompt: object) -> str:
 
 
 def digest_splits(splits: Splits) -> str:
-    """Of the prompts and completions of all splits, in their order."""
+    """A digest of the prompts and completions of all splits, in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for split, rows in splits.rows.items():
         digest.update(split.encode())

@@ -43,7 +43,7 @@ def generate_ids(
 
 
 def read_outputs(kept: Path) -> tuple[dict[int, list[int]], float]:
-    """The outputs that an interrupted evaluation has left, example -> token ids, and the seconds that they took."""
+    """The outputs of an interrupted evaluation (example -> token ids), and the seconds that they took."""
     lines = read_log(kept)
     if kept.exists():
         keep_lines(kept, len(lines))  # without a line that is half written

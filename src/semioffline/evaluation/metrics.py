@@ -101,7 +101,7 @@ def measure(
 def _statistics(
     name: str, metric: CorpusMetric, predictions: list[str], references: list[list[str]]
 ) -> list[list[float]]:
-    """Of each input, checked: a metric may be a user's."""
+    """The statistics of each input, checked because a metric may come from the user."""
     try:
         array = np.asarray(metric.statistics(predictions, references), dtype=float)
     except Exception as error:

@@ -24,7 +24,7 @@ _TEXTS = ("prompt", "prediction", "references")
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a predictions.jsonl (or before.jsonl) holds."""
+    """The content of a predictions.jsonl or before.jsonl."""
 
     path: Path
     predictions: list[str]
@@ -43,12 +43,12 @@ class Predictions:
             raise UserError(f"{path} does not hold predictions: {type(error).__name__}: {error}") from error
 
     def first(self, number: int) -> Predictions:
-        """Those of the first inputs."""
+        """The predictions for the first inputs."""
         values = {name: each[:number] for name, each in self.values.items()}
         return replace(self, predictions=self.predictions[:number], references=self.references[:number], values=values)
 
     def with_reward(self, weights: Mapping[str, float]) -> Predictions:
-        """With the sum of several rewards. weights: of each, by name."""
+        """Predictions with the weighted sum of several rewards. weights: name -> weight."""
         if len(weights) < 2 or not weights.keys() <= self.values.keys():
             return self
         total = sum(weight * np.asarray(self.values[name]) for name, weight in weights.items())
@@ -93,7 +93,7 @@ def _change(name: str, before: Predictions, after: Predictions) -> Change:
 
 
 def _corpus_metric(name: str) -> CorpusMetric | None:
-    """The metric of this name where it has a value over the whole set only."""
+    """The metric of this name if its value is defined over the whole set only."""
     metric = find_reward(name)[1] if name in reward_names() else None
     return metric if isinstance(metric, CorpusMetric) else None
 

@@ -1,4 +1,4 @@
-"""Of outputs that are evaluated: what shows that a reward is gamed, or that a figure is within chance."""
+"""Signs in evaluated outputs that a reward is exploited, or that a difference is chance."""
 
 from __future__ import annotations
 

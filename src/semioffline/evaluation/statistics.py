@@ -47,7 +47,7 @@ def bootstrap_interval(
 
 
 def standard_error(values: ArrayLike) -> float:
-    """Of the mean of these values; NaN values are left out."""
+    """The standard error of the mean of these values; NaN values are left out."""
     array = np.asarray(values, dtype=float)
     array = array[~np.isnan(array)]
     return float(np.std(array, ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan

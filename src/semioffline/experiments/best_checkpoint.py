@@ -1,4 +1,4 @@
-"""Which weights of a run are tested: the best on validation, or the last."""
+"""Chooses the weights of a run to test: the best on validation, or the last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class BestCheckpoint(TrainerCallback):
-    """Evaluates on validation at the end, at half of the steps, at a quarter, ...; keeps the best weights in memory."""
+    """Evaluates on validation after 1/1, 1/2, 1/4, ... of the steps, and keeps the best weights in memory."""
 
     def __init__(self, model: nn.Module, steps: int, evaluations: int, keep: str, first: float | None) -> None:
         """first: the reward of the initial checkpoint, if it is known."""

@@ -49,8 +49,8 @@ def _say_run(method: str, seed: int, say: Callable[[str], None]) -> None:
 
 
 def plan_time(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None]) -> list[tuple[str, int]]:
-    """Say how long the comparison will take, before it begins. Returns the runs to make: those of a method of which not
-    one step fits into a budget in seconds are left out."""
+    """Print how long the comparison will take before it begins. Returns the runs to make: those of a method of which
+    not one step fits into a budget in seconds are left out."""
     trained = [run for run in missing if run[0] != START]
     if plan.budget_seconds is None or plan.budget_steps is not None or not trained:
         return missing
@@ -111,7 +111,7 @@ def _run_in_processes(plan: Plan, missing: list[tuple[str, int]], say: Callable[
 
 
 class Children:
-    """Processes of this one. They watch their standard input, which the system closes however this process ends."""
+    """Child processes. They watch their standard input, which the system closes however this process ends."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -141,7 +141,7 @@ class Children:
             return code
 
     def start_no_more(self) -> None:
-        """Let those that run come to their end."""
+        """Start no more runs, and let the running ones finish."""
         self.stopped = True
 
     def end(self) -> None:

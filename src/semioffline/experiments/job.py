@@ -1,4 +1,4 @@
-"""A whole job: what it works on, the settings of its stages, and the plan that is made once."""
+"""A whole job: its data and model, the settings of its stages, and its plan, which is made once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SMALL = 10_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """What a job works on."""
+    """The model, data and options of a job."""
 
     folder: Path
     title: str
@@ -69,11 +69,11 @@ class Job:
 
     @property
     def made_with(self) -> dict[str, object]:
-        """What the result depends on, as JSON has it."""
+        """The settings that the result depends on, as JSON values."""
         return json.loads(json.dumps(self.source | self.options.made_with(), default=str))
 
     def rows(self, plan: JobPlan, split: str) -> Dataset:
-        """The rows that are used, in the form that the model reads."""
+        """The rows to use, in the form that the model reads."""
         rows = apply_form(self.splits, cast(PromptForm, plan.form)).rows[split]
         number = {"train": len(rows), "validation": plan.validated, "test": plan.tested}[split]
         return rows.select(range(number))
@@ -119,7 +119,7 @@ def stage_config(job: Job, plan: JobPlan, stage: str, steps: StagePlan, **change
 
 
 def find_plan(job: Job) -> JobPlan | None:
-    """The plan of a job that has begun in this folder; another job is refused."""
+    """The plan of the job that has begun in this folder. A folder with another job is an error."""
     path = job.folder / PLAN
     if not path.exists():
         return None
@@ -136,7 +136,7 @@ def find_plan(job: Job) -> JobPlan | None:
 
 
 def make_plan(job: Job) -> JobPlan:
-    """Look at data and model, time a few steps, and decide. Nothing is written."""
+    """Inspect data and model, time a few steps, and decide. Nothing is written."""
     options = job.options
     policy = job.load(options.adapter()).to(job.device)
     form, reason = choose_form(policy, job.splits.rows["train"], job.has_form)
@@ -188,8 +188,8 @@ def _some(rows: Dataset, policy: Policy, number: int, prompt: int, completion: i
 
 
 def _measure_speed(job: Job, plan: JobPlan, splits: Splits, policy: Policy) -> Speed:
-    """Time a few steps of each method, and the decoding of some inputs, with the model that there is now. They change
-    its weights: it is thrown away."""
+    """Time a few steps of each method, and the decoding of some inputs, with the model that there is now. This changes
+    the weights, so the model is discarded afterwards."""
     lengths = plan.max_prompt_length, plan.max_completion_length
     outputs = time_outputs(
         policy,

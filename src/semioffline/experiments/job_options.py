@@ -1,4 +1,4 @@
-"""The options of `semioffline run`. What is not given is decided from the data, the model and the machine."""
+"""The options of `semioffline run`. Settings that are not given are chosen from the data, the model and the machine."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ class JobOptions(Options):
         return None if self.lora_r is None else lora_config(self.lora_r, self.lora_alpha)
 
     def sampling(self, max_new_tokens: int, number: int) -> Decoding:
-        """How static targets are made."""
+        """The decoding settings of static targets."""
         return Decoding(do_sample=True, top_p=0.95, max_new_tokens=max_new_tokens, num_return_sequences=number)
 
     def made_with(self) -> dict[str, object]:
-        """What the result depends on."""
+        """The options that the result depends on."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _FREE}

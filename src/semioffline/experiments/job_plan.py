@@ -1,4 +1,4 @@
-"""What a job will do: rules from data and model to settings, and the plan that keeps what was decided.
+"""The plan of a job: rules that choose settings from data and model, and the file that keeps them.
 
 The plan is written once, before the first step. A job that goes on reads it, so that what depends on the clock of the
 machine (the numbers of steps) stays as it was.
@@ -30,7 +30,7 @@ VALIDATION_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Speed(Record):
-    """What the machine needs, in seconds."""
+    """Measured seconds on this machine."""
 
     mft_step: float
     rl_step: float
@@ -49,7 +49,7 @@ class StagePlan(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan(Record):
-    """What was decided before the first step: plan.json."""
+    """The decisions before the first step, as stored in plan.json."""
 
     made_with: dict[str, object]
     """The options of the job; others are refused."""
@@ -93,7 +93,8 @@ def wanted_steps(rows: int, batch_size: int) -> tuple[int, int]:
 
 
 def eval_interval(steps: int) -> int:
-    """A divisor of the steps, so that the last step is evaluated, too: about EVALUATIONS evaluations."""
+    """The steps between evaluations: a divisor of all steps, so that the last step is also evaluated; about EVALUATIONS
+    in all."""
     return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= steps / EVALUATIONS)
 
 
@@ -132,7 +133,7 @@ def plan_stages(
 
 
 def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -> dict[str, float]:
-    """stage -> seconds, about."""
+    """stage -> estimated seconds."""
     speed, models = plan.speed, 3 + (plan.mft is not None) - (options.more_mft_steps == 0)
 
     def evaluated(stage: StagePlan) -> float:
@@ -150,7 +151,7 @@ def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -
 
 
 def _cut(steps: int, share: float) -> int:
-    """Fewer steps, in a number that EVALUATIONS divides."""
+    """A smaller number of steps, divisible by EVALUATIONS."""
     fewer = max(int(steps * share), FEWEST_STEPS)
     return min(steps, max(FEWEST_STEPS, fewer // EVALUATIONS * EVALUATIONS))
 

@@ -1,4 +1,5 @@
-"""The stages of a job. Each skips what is done, goes on where it was stopped, and marks its end with a file."""
+"""The stages of a job. Each stage skips finished work, continues after an interruption, and writes a file when it is
+finished."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class Tested(Record):
 
 @dataclass(frozen=True)
 class MoreSteps(Record):
-    """steps.json: how long more M-FT is, counted once."""
+    """steps.json: the number of steps of more M-FT, computed once."""
 
     steps: int
     mft_step: float
@@ -113,14 +114,14 @@ def _start_was_best(trainer: SemiOfflineTrainer) -> bool:
 
 
 def load_start(job: Job, plan: JobPlan, name: str) -> Policy:
-    """The model that a stage begins with."""
+    """The initial model of a stage."""
     if name == MFT or plan.mft is None:
         return job.load(job.options.adapter())
     return job.load_saved(job.folder / MFT / MODEL)
 
 
 def _write_before(job: Job, plan: JobPlan, name: str) -> None:
-    """before.jsonl: what the model that a stage begins with writes for the test rows."""
+    """Write before.jsonl: the outputs of the initial model of a stage for the test rows."""
     start = INITIAL if name == MFT or plan.mft is None else MFT
     outputs = read_content(job.folder / start / PREDICTIONS)
     write_atomically(job.folder / name / BEFORE, outputs)
@@ -162,7 +163,7 @@ def _add_reward(evaluation: Evaluation, rewards: RewardSet) -> None:
 
 
 def choose_static_target(job: Job, plan: JobPlan) -> StaticChoice:
-    """By a probe, unless the user has said it."""
+    """Choose the static target by a probe, unless the user has chosen it."""
     path = job.folder / TARGET
     if not path.exists():
         given = job.options.static_target
@@ -223,7 +224,7 @@ def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Datase
 
 
 def _rows_of_rl(job: Job, plan: JobPlan) -> Dataset:
-    """As many inputs as the RL stage sees, at random."""
+    """A random selection of as many inputs as the RL stage uses."""
     rows = job.rows(plan, "train")
     return rows.shuffle(seed=job.options.seed).select(range(min(len(rows), plan.rl.steps * plan.batch_size)))
 
@@ -242,7 +243,7 @@ def _write_candidates(
 
 
 def _with_any(rows: Dataset) -> Dataset:
-    """Without the rows for which the model wrote nothing that could be scored."""
+    """Only the rows that have a candidate."""
     return rows.filter(bool, input_columns="candidates")
 
 
@@ -272,11 +273,11 @@ def count_more_steps(job: Job, plan: JobPlan, choice: StaticChoice, rows: Datase
 
 
 def _divisible(steps: int) -> int:
-    """The next number that five divides, so that the last step is evaluated, too."""
+    """The next number divisible by five, so that the last step is also evaluated."""
     return -(-steps // 5) * 5
 
 
 def static_seconds(job: Job) -> dict[str, float]:
-    """stage -> seconds, of what is done for RL before it begins."""
+    """stage -> seconds of the work for RL before it begins."""
     paths = {"probe": job.folder / TARGET, "static targets": job.folder / CANDIDATES / SECONDS}
     return {name: float(read_json(path).get("seconds", 0.0)) for name, path in paths.items() if path.exists()}

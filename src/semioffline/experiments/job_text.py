@@ -1,4 +1,4 @@
-"""What a job says: its plan at the start, and one table and one sentence at the end."""
+"""The output of a job: its plan at the start, one table and one sentence at the end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 def sentence(reward: str, models: dict[str, ModelResult]) -> str:
-    """One sentence: what more M-FT (or the model before RL) has, what RL has, and the difference."""
+    """One sentence with the score of more M-FT (or of the model before RL), the score of RL, and the difference."""
     over = next(name for name in (MORE_MFT, MFT, INITIAL) if name in models)
     said = {MORE_MFT: "fine-tuning for the same time", MFT: "the fine-tuned model", INITIAL: "the initial checkpoint"}
     before, after = (models[name].metrics["reward"].mean for name in (over, RESULT))

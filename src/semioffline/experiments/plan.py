@@ -1,4 +1,4 @@
-"""What is compared: methods, seeds, data, budget, and the folders of the runs."""
+"""The plan of a comparison: methods, seeds, data, budget, and the folders of the runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESULT = "result.json"
 
 
 class Heading(TypedDict, total=False):
-    """What a comparison says about itself, next to its results."""
+    """Description of a comparison, stored next to its results."""
 
     kind: str
     title: str
@@ -35,7 +35,7 @@ class Heading(TypedDict, total=False):
 
 @dataclass
 class Plan:
-    """What is compared."""
+    """The plan of a comparison."""
 
     folder: Path
     methods: list[str]

@@ -45,7 +45,7 @@ class Provenance(Record):
 
 @dataclass(frozen=True)
 class DataDigest(Record):
-    """A split, so that it can be recognised: another row, or another order, has another digest."""
+    """Identifies a split: the digest changes with any row and with the order of the rows."""
 
     rows: int
     digest: str
@@ -76,7 +76,7 @@ def write_about(
 
 
 def changed_settings(*options: DataclassInstance) -> dict[str, object]:
-    """Those that differ from their defaults. Folders of this machine by their last name only."""
+    """The settings that differ from their defaults. Of folders, only the last part of the path."""
     changed: dict[str, object] = {}
     for option in options:
         values = settings_of(option)

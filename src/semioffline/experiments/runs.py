@@ -76,14 +76,15 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
 
 
 def _timing(plan: Plan, method: str) -> Timing | None:
-    """A budget in steps needs none: then it is what `--only timing` has measured, if it has."""
+    """The timing of a method. A budget in steps needs none; then it is the result of `--only timing`, if there is
+    one."""
     if method == START or plan.budget_steps is not None:
         return known_timings(plan).get(method)
     return time_method(plan, method)
 
 
 def check_finished_run(plan: Plan, method: str, seed: int) -> None:
-    """Reject a finished run with other settings than today's: the table would show it under these."""
+    """Reject a finished run that was made with other settings: the table would show it under the present ones."""
     folder = plan.run_folder(method, seed)
     if not (folder / SETTINGS).exists():
         return
@@ -99,7 +100,7 @@ def check_finished_run(plan: Plan, method: str, seed: int) -> None:
 
 
 def _noted(plan: Plan, args: MethodConfig) -> dict[str, object]:
-    """What a run depends on, for its settings.json."""
+    """The settings that a run depends on, for its settings.json."""
     budget = "seconds" if plan.budget_steps is None else "steps"
     return json.loads(json.dumps(args.to_dict() | {"budget": budget, "comparison": plan.made_with}, default=str))
 

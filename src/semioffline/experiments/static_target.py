@@ -28,7 +28,7 @@ ENOUGH = 0.5
 
 @dataclass(frozen=True)
 class TargetProbe(Record):
-    """What the samples around one kind of static text have."""
+    """Results of the probe for one kind of static target."""
 
     differ: float
     """The share of inputs whose samples differ in reward."""
@@ -91,6 +91,6 @@ def probe_target(policy: Policy, examples: Examples, rewards: RewardSet, config:
 
 
 def _own_rewards(policy: Policy, batch: Batch, rewards: RewardSet) -> list[float]:
-    """Of the static texts themselves; NaN where there is none."""
+    """The rewards of the static targets themselves; NaN if there is none."""
     ids = [row[keep].tolist() for row, keep in zip(batch.static.ids, batch.static.keep_mask, strict=True)]
     return rewards(reward_columns(batch.columns, policy.tokens.decode(ids), ids))[0]

@@ -73,7 +73,7 @@ def _finished(plan: Plan) -> Runs:
 def _summarise_method(
     metrics: list[str], runs: list[RunResult], reference: list[RunResult] | None, p_by_method: dict[str, float]
 ) -> MethodSummary:
-    """One method over its seeds. reference: the runs that it is tested against; None: it is the reference."""
+    """One method over its seeds. reference: the runs of the reference method; None if this is the reference itself."""
     curve = _mean_curve(runs)
     return MethodSummary(
         seeds=[run.seed for run in runs],
@@ -103,7 +103,7 @@ def find_reference(wanted: str, methods: list[str]) -> str:
 
 
 def _joint_provenance(command: str, runs: list[Provenance]) -> Provenance:
-    """Of the whole: the commits of all runs, the versions and machine of the first."""
+    """The provenance of the comparison: the commits of all runs, the versions and the machine of the first."""
     commits = dict.fromkeys(str(about.commit) for about in runs)
     mixed = any(about.versions != runs[0].versions for about in runs)
     return Provenance(command, ", ".join(commits), runs[0].versions, mixed)

@@ -160,7 +160,7 @@ def known_timings(plan: Plan) -> dict[str, Timing]:
 
 
 def fit_into_budget(plan: Plan, timing: Timing) -> Timing:
-    """With the number of steps that fit into the budget."""
+    """The timing with the number of steps that fit into the budget."""
     if plan.budget_seconds is None:
         return timing
     left = plan.budget_seconds - timing.seconds_recording
@@ -169,7 +169,7 @@ def fit_into_budget(plan: Plan, timing: Timing) -> Timing:
 
 
 def free_memory() -> None:
-    """Give memory of a finished run back to the device."""
+    """Free the device memory of a finished run."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -39,7 +39,8 @@ from semioffline.training.run_folder import RESULT, open_folder, versions, write
 
 
 def task_defaults(task: Task) -> dict[str, Any]:
-    """What a task says about a job. Its beams are left out: four models are decoded, and greedily is fast."""
+    """The defaults that a task gives a job, except the number of beams: a job decodes four models, and greedy decoding
+    is fast."""
     names = {"max_prompt_length", "max_completion_length", "min_new_tokens", "no_repeat_ngram_size"}
     found = {name: value for name, value in task.settings.items() if name in names}
     return found | {"reward": [task.reward] if task.reward else [], "eval_metrics": list(task.metrics)}
@@ -101,7 +102,7 @@ def run_options(
 
 
 def run_job(job: Job, plan: JobPlan) -> JobResult:
-    """All stages that are not done, and the result."""
+    """Run all unfinished stages, and return the result."""
     tested, trained = {INITIAL: test_model(job, plan, INITIAL)}, {}
     if plan.mft is not None:
         trained[MFT] = train_stage(job, plan, MFT, plan.mft, job.rows(plan, "train"))

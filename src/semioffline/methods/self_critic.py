@@ -32,8 +32,8 @@ class SelfCriticConfig(LengthSettings, RLSettings):
 class Method(RLMethod[SelfCriticConfig]):
     """L = L_MLE + rl_weight * L_RL, with L_RL = -(R(y) - R(greedy)) log p(y | x) / |y|**length_alpha.
 
-    Rennie et al. 2017; section 4.1 of the paper. One sample, a sum over its tokens, a mean over rows. A sample counts
-    nothing where it or the greedy output has no reward.
+    Rennie et al. 2017; section 4.1 of the paper. One sample, a sum over its tokens, a mean over rows. A sample is left
+    out if it or the greedy output has no reward.
     """
 
     config_class = SelfCriticConfig

@@ -22,7 +22,7 @@ def as_attention_mask(model: Any, mask: Tensor) -> Tensor:
 
 @contextmanager
 def shared_keys() -> Iterator[None]:
-    """While texts are generated, heads that share keys and values read them where they are.
+    """During generation, heads that share keys and values read them without copying.
 
     With a mask, the usual function copies them for every head, in every layer and step. With many texts, that is most
     of the time of a step. Transformers chooses the function by a name in one table of the process, so the name is given

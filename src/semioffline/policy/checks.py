@@ -35,7 +35,7 @@ class Unsupported(UserError):
 
 
 class Abilities(NamedTuple):
-    """What `check_model` has found."""
+    """The results of `check_model`."""
 
     shares_prompt: bool
     """Rows that share a source may be packed in one sequence."""
@@ -82,7 +82,7 @@ def _unsupported(policy: Policy, why: str) -> Unsupported:
 
 
 def _can_run(policy: Policy) -> bool:
-    """Whether this machine can run the model where it is now: it may be moved to another device before it is used."""
+    """Whether the model can run on its present device. It may be moved to another one before it is used."""
     base, most = policy.base, policy.max_positions()
     whole = all(parameter.numel() > 0 and not parameter.is_meta for parameter in base.parameters())
     kernel = getattr(base.config, "_attn_implementation", None) in ("sdpa", "eager", None)
@@ -138,7 +138,7 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 
 
 def _check_plain(policy: Policy, source: Text, row: Row, found: Tensor, tolerance: float) -> None:
-    """The second input's row, padded and beside others, against the same row alone, of which the end is missing too."""
+    """Compare the second input's row, padded and in a batch, with the same row alone and with its beginning alone."""
     first, lengths = int(row.keep_mask[0].sum()), row.keep_mask.sum(1).tolist()
     short = Text(source.ids[1:, :3], source.keep_mask[1:, :3], source.words[1:, :3])
 
@@ -155,7 +155,7 @@ def _check_plain(policy: Policy, source: Text, row: Row, found: Tensor, toleranc
 
 
 def _packs(policy: Policy, source: Text, rows: list[Row], plain: list[Tensor], tolerance: float) -> bool:
-    """Whether rows in one sequence have the logits of plain rows; a warning where they do not."""
+    """Whether rows packed into one sequence have the same logits as plain rows. Logs a warning if not."""
     try:
         packed = _logits(policy, source, rows, packed=True)
     except torch.OutOfMemoryError:

@@ -32,7 +32,7 @@ class SamplingSettings(Protocol):
 
 @dataclass(frozen=True)
 class Decoding:
-    """Settings of one decoding run. Wrong settings are refused on construction, all of them in one UserError.
+    """Settings of one decoding run. Wrong settings are rejected on construction, all of them in one UserError.
 
     What the model's own `generation_config` says beyond these fields (forced or suppressed tokens, a repetition
     penalty, the EOS ids) still applies. To samples that have numbers of their own, what changes a distribution (the
@@ -84,7 +84,7 @@ class Decoding:
 
     @classmethod
     def for_evaluation(cls, config: MethodConfig, max_new_tokens: int) -> "Decoding":
-        """How a training run decodes when it evaluates."""
+        """The decoding settings of evaluations during training."""
         return cls(
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
@@ -126,7 +126,7 @@ class Decoding:
 
     @property
     def strategy(self) -> Strategy:
-        """The name of the algorithm that these settings select."""
+        """The name of the decoding algorithm that these settings select."""
         if self.do_sample:
             return "sampling"
         if self.num_beam_groups > 1:
@@ -134,7 +134,8 @@ class Decoding:
         return "beam" if self.num_beams > 1 else "greedy"
 
     def signature(self) -> str:
-        """All settings that act, as a short string for result files: `beam:4|lp:2|early:no|len:56-142|ngram:3|n:1`."""
+        """All settings that have an effect, as a short string for result files:
+        `beam:4|lp:2|early:no|len:56-142|ngram:3|n:1`."""
         beam = f"lp:{self.length_penalty:g}|early:{'yes' if self.early_stopping else 'no'}"
         head = {
             "greedy": "greedy",

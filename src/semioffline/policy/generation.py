@@ -53,12 +53,12 @@ class Generator:
 
     @property
     def suppressed(self) -> set[int]:
-        """Ids that are never generated."""
+        """Token ids that are never generated."""
         return {*banned(self._base.generation_config, self.ends), self.tokens.mask_id}
 
     @property
     def ends(self) -> set[int]:
-        """Ids that end a text."""
+        """Token ids that end a text."""
         own = self._base.generation_config.eos_token_id
         own = self.tokens.eos_id if own is None else own
         return set(own) if isinstance(own, list) else {own}

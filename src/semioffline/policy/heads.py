@@ -1,4 +1,5 @@
-"""Small networks on the decoder's states, next to the output map. The states are detached: heads train alone."""
+"""Small networks on the decoder's states, next to the LM head. The states are detached, so only the heads are
+trained."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class QHeads(nn.Module):
         self.slow.requires_grad_(False)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(N, D) -> (N, 4, V): V(s) in every place, both Q, and the smaller one of the slow copies."""
+        """(N, D) -> (N, 4, V): V(s) repeated, both Q, and the smaller of the two slow copies."""
         first, second = (q(states) for q in self.q)
         return torch.stack([self.v(states).expand_as(first), first, second, self.slow_q(states)], dim=1)
 
@@ -68,7 +69,7 @@ class Perturbation:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside, the states of the last tokens are noted."""
+        """Inside the block, the states of the last tokens are stored."""
 
         def note(module: nn.Module, args: tuple, output: Any) -> None:
             self._states = output.last_hidden_state[:, -1]

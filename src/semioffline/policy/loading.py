@@ -220,7 +220,8 @@ def _takes_positions(model: Any) -> bool:
 
 
 def first_position(model: Any) -> int:
-    """The row of the position table that a text's first token takes: RoBERTa's tables begin behind the padding id."""
+    """The row of the position table that a text's first token takes: in RoBERTa, positions begin after the padding
+    id."""
     if model.config.is_encoder_decoder:
         return 0
     table = getattr(getattr(model.get_decoder(), "embeddings", None), "position_embeddings", None)

@@ -1,4 +1,4 @@
-"""A model's own settings of generation, and what becomes of them where samples are the policy's alone."""
+"""A model's own generation settings, and how they are switched off for samples of the plain policy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STRATEGIES |= dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit",
 def neutral(own: Any, is_encoder_decoder: bool) -> dict[str, Any]:
     """Arguments of `generate` that undo what the model's own `generation_config` does to a distribution.
 
-    Left are its ids, lengths and cache, the ids that are never generated (`banned`), and forced tokens, which nobody
-    chooses: `sampled_row` leaves them out. In a decoder-only model a first token would be forced after prompts of one
-    token alone.
+    Its special ids, lengths and cache stay, and so do ids that are never generated (`banned`) and forced tokens. The
+    policy does not choose forced tokens, so `sampled_row` leaves them out. In a decoder-only model a first token would
+    be forced after prompts of one token alone.
     """
     undone = NEUTRAL | STRATEGIES | ({} if is_encoder_decoder else {"forced_bos_token_id": None})
     return {name: value for name, value in undone.items() if getattr(own, name, None) is not None}

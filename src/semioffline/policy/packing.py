@@ -1,4 +1,4 @@
-"""How rows are laid out for a model: widened to one length, or behind one copy of a decoder-only model's prompt."""
+"""The layout of rows for a model: padded to one length, or after one copy of a decoder-only model's prompt."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -79,7 +79,8 @@ def side_by_side(rows: list[Row], start_id: int, pad_id: int, together: bool) ->
 
 
 def block_mask(segments: Tensor) -> Tensor:
-    """(B, 1, L, L) True where place q may attend to place k: causal, the prompt and its own row only."""
+    """(B, 1, L, L) True where position q may attend to position k: earlier positions of the prompt and of its own
+    row."""
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     key, query = segments[:, None, :], segments[:, :, None]
@@ -118,7 +119,8 @@ def pad_row(row: Row, multiple: int, pad_id: int) -> Row:
 
 
 def hints(rows: list[Row]) -> list[Row]:
-    """The rows with added ids in the place of ids, -1 where nothing is added; none where no row adds anything."""
+    """The rows with the ids to add instead of their own ids, -1 where nothing is added. None if no row adds
+    anything."""
     if all(row.added_ids is None for row in rows):
         return []
     return [replace(row, ids=torch.full_like(row.ids, -1) if row.added_ids is None else row.added_ids) for row in rows]

@@ -208,7 +208,7 @@ class Policy(nn.Module):
 
     @property
     def runner(self) -> Callable[..., Any]:
-        """What `predict` runs: this module, or what it is in."""
+        """The module that `predict` runs: this one, or its wrapper (DDP, FSDP)."""
         return self._runner or self
 
     @contextmanager
@@ -236,7 +236,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def packed_rows(self, packed: bool) -> Iterator[None]:
-        """Inside, `predict` packs rows that share a prompt, or runs each row alone."""
+        """Inside the block, `predict` packs rows that share a prompt, or runs each row alone."""
         before, self.share_prompt = self.share_prompt, packed
         try:
             yield
@@ -275,7 +275,7 @@ class Policy(nn.Module):
         return list(logits.split(sizes)), list(values.split(sizes))
 
     def add_value_head(self, build: Callable[[int, int], nn.Module] = value_head) -> nn.Module:
-        """A head on decoder states, which are detached. build: makes it from their width and the vocabulary's size."""
+        """Add a head on the detached decoder states. build: makes it from their width and the vocabulary size."""
         if self.value_head is None:
             vocabulary, width = self.base.get_output_embeddings().weight.shape
             self.value_head = build(width, vocabulary).to(self.device)
@@ -311,8 +311,8 @@ class Policy(nn.Module):
             )
 
     def _source_mask(self, keep: Tensor) -> Tensor | None:
-        """What the encoder and the attention to it must see. Without padding there is no mask: the fastest kernels take
-        none. One that is complete already spares the model a look at its values, for which the host would wait."""
+        """The attention mask of the source. Without padding there is no mask: the fastest kernels take none. One that
+        is complete already spares the model a look at its values, for which the host would wait."""
         if not keep.is_cuda and keep.all() and not self.trunk.always_masked:
             return None
         if not self.share_prompt:
@@ -388,7 +388,7 @@ class Policy(nn.Module):
         return output
 
     def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Rows in one sequence: each starts at position 0."""
+        """The positions of rows in one sequence: each row starts at 0."""
         if self.trunk.positions is not None:
             kwargs = kwargs | {"position_ids": self.trunk.positions}
         return args, kwargs

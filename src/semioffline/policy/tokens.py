@@ -1,4 +1,4 @@
-"""Text to token ids and back: what a policy does with its tokenizer."""
+"""Text to token ids and back."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ class Codec:
         return [self._ended(_moved(e, len(joint))) for e, joint in zip(encoded, joints, strict=True)]
 
     def _ended(self, text: Encoded) -> Encoded:
-        """With EOS, which stands for no character."""
+        """The same with EOS, which stands for no character."""
         offsets = [*text.offsets, (0, 0)] if text.offsets else ()
         return Encoded([*text.ids, self.eos_id], [*text.words, -1], text.truncated, offsets)
 
     def _encode_behind(
         self, contexts: list[Context], texts: list[str], max_length: int, offsets: bool
     ) -> list[Encoded]:
-        """Each text as it is tokenised behind its context, without the context's tokens."""
+        """Each text tokenised after its context, without the tokens of the context."""
         encoded: dict[int, Encoded] = {}
         for context in dict.fromkeys(contexts):
             chosen = [n for n, own in enumerate(contexts) if own == context]
@@ -157,7 +157,7 @@ class Codec:
         return [text.strip() for text in texts]
 
     def pieces(self, pairs: Sequence[tuple[int, int]]) -> list[str]:
-        """What the second token of each pair adds to the text of the first, the space between them included."""
+        """The text that the second token of each pair adds to the first, including the space between them."""
         firsts, both = [[first] for first, _ in pairs], [list(pair) for pair in pairs]
         before, whole, alone = (self._with_special(ids) for ids in (firsts, both, [[second] for _, second in pairs]))
         shown = zip(before, whole, alone, strict=True)
@@ -174,7 +174,7 @@ class Codec:
 
 
 def _moved(text: Encoded, characters: int) -> Encoded:
-    """With offsets in a text that has these characters less at its beginning."""
+    """The same with offsets moved to the left, for a text without these first characters."""
     return text._replace(
         offsets=[(max(start - characters, 0), max(end - characters, 0)) for start, end in text.offsets]
     )

@@ -16,7 +16,7 @@ Z = 1.96
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """How the method of a row compares with that of a column."""
+    """One cell of the matrix: the method of the row compared with that of the column."""
 
     text: str
     kind: str
@@ -25,7 +25,7 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class ComparisonView:
-    """What the page shows of a comparison."""
+    """The content of the page for a comparison."""
 
     title: str
     header: list[str]
@@ -67,7 +67,7 @@ def _cell(comparison: Comparison, one: str, other: str, metric: str) -> MatrixCe
 
 
 def plot_data(comparison: Comparison) -> dict[str, Any]:
-    """What the page draws: curves, and the range of the axis of rewards."""
+    """The data of the charts: curves, and the range of the reward axis."""
     every = [point for method in comparison.methods.values() for point in method.curve]
     return {"curves": _curves(comparison), "range": list(limits(every)) if every else [0, 1]}
 

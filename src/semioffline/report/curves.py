@@ -69,7 +69,7 @@ class Chart:
 
 
 def curves_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the page embeds: the values of each run by column, and the charts that show them. Values that never change
+    """The data of the page: the values of each run by column, and the charts that show them. Values that never change
     are listed in `constant` instead."""
     data = [_columns(run) for run in runs]
     charts, constant = [], []
@@ -100,7 +100,8 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _place(chart: Chart) -> tuple[int, int]:
-    """By group; in it, known values in their order, and metrics before the surface of the text."""
+    """The sort key of a chart: its group, then known metrics in their order, then other metrics, then text
+    statistics."""
     key, known = _key(chart.lines[0][1]), list(KNOWN)
     last = -1 if chart.group == "quality" else len(known)
     return list(GROUPS).index(chart.group), known.index(key) if key in known else last
@@ -112,7 +113,7 @@ def _is_twice(name: str, only_reward: str | None) -> bool:
 
 
 def _key(name: str) -> str:
-    """What a chart is about: a reward function has samples (rewards/NAME/mean) and outputs (eval_NAME)."""
+    """The chart that a metric belongs to. Samples (rewards/NAME/mean) and outputs (eval_NAME) of a reward share one."""
     if name.startswith("eval_"):
         return name.removeprefix("eval_")
     words = name.split("/")

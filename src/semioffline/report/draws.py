@@ -63,7 +63,7 @@ def _files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _evenly(files: list[tuple[int, Path]], most: int) -> list[tuple[int, Path]]:
-    """At most so many of them, the first and the last among them."""
+    """At most this many items, spread evenly, including the first and the last."""
     if len(files) <= most:
         return files
     return [files[round(n * (len(files) - 1) / (most - 1))] for n in range(most)]

@@ -35,7 +35,7 @@ def run(
     **options: Any,
 ) -> JobResult | None:
     """The whole job, as `semioffline run` does it: look at the data, M-FT where it is needed, static targets where they
-    help, semi-offline RL, and a test against more M-FT for the same time. Called again it goes on where it was stopped.
+    help, semi-offline RL, and a test against more M-FT for the same time. A repeated call continues an interrupted job.
 
     Args:
         model: Hub name, folder, PreTrainedModel, PeftModel or Policy.
@@ -75,7 +75,7 @@ def run(
 
 
 def in_folder(options: JobOptions, command: str) -> JobOptions:
-    """With a folder for what the command writes."""
+    """The options with an output folder."""
     return replace(options, output_dir=options.output_dir or f"runs/{command}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
@@ -96,12 +96,12 @@ def run_and_report(
 
 
 def _name_of(reward: Any) -> str:
-    """Of a reward object, for config.yaml."""
+    """The name of a reward object, for config.yaml."""
     return str(getattr(reward, "name", None) or getattr(reward, "__name__", None) or type(reward).__name__)
 
 
 def _keep_model(model: Any, processing_class: Any, folder: Path, adapter: Any) -> Policy:
-    """A model of the user's process: saved once, so that the job can begin with it again and again."""
+    """Save a model that is in memory, so that a repeated call can start from it."""
     kept = folder / INITIAL / MODEL
     if not kept.exists():
         policy = Policy.of(model, processing_class)

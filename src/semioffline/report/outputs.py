@@ -79,7 +79,7 @@ class MetricChange:
 
 
 def changes_of(run: Run, pairs: Sequence[Pair]) -> list[MetricChange]:
-    """Every metric: over the inputs that both models were run on, or else over all outputs of this run."""
+    """Every metric, over the inputs that both models were run on, or over all outputs of this run if there are none."""
     found = []
     both = [pair for pair in pairs if pair.before is not None]
     for name in metric_names(run):
@@ -106,7 +106,7 @@ def changes_of(run: Run, pairs: Sequence[Pair]) -> list[MetricChange]:
 
 @dataclass
 class OutputTables:
-    """What the page embeds: every input once, and the outputs of each run as rows of plain lists."""
+    """The data of the page: every input once, and the outputs of each run as rows of plain lists."""
 
     inputs: list[list[Any]] = field(default_factory=list)
     """[prompt, references]"""

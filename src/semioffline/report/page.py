@@ -26,7 +26,7 @@ SCRIPTS = ("uplot/uplot.min.js", "base.js", "charts.js", "outputs.js", "tokens.j
 
 @dataclass(frozen=True)
 class Made:
-    """How the runs of a folder were made."""
+    """Provenance of the runs in a folder."""
 
     title: str
     command: str
@@ -91,12 +91,12 @@ def _is_repeat(run: Run, folders: Sequence[Folder]) -> bool:
 
 
 def _method_of(run: Run) -> str:
-    """What trained a run whose folder does not say so: demo names the folder of a stage after its method."""
+    """The method of a run whose settings do not name it: the folder of a stage is named after its method."""
     return run.folder.name if run.folder.name in ("mft", "semi_offline") else ""
 
 
 def _main_first(summaries: list[RunSummary]) -> list[RunSummary]:
-    """What has a before comes first: that is what the reader asks about."""
+    """Runs with outputs before training come first, because readers look for the change."""
     return sorted(summaries, key=lambda summary: all(row.difference == "–" for row in summary.rows))
 
 
@@ -113,7 +113,7 @@ def _ratings(folders: Sequence[Folder]) -> list[RatingTable]:
 
 
 def _made(folder: Folder) -> list[Made]:
-    """Of the folder's command, or of each run where the folder has none."""
+    """How the results were made: by the command of the folder, or by the command of each run."""
     if (folder.path / ABOUT).exists():
         return [_made_of(folder, read_record(RunProvenance, folder.path / ABOUT))]
     about = folder.comparison.about if folder.comparison else folder.job.about if folder.job else None

@@ -1,4 +1,4 @@
-"""Lines against what they cost, as PNG and SVG."""
+"""Plots of rewards against costs, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def plain_label(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Cost:
-    """An axis of what a method has cost so far."""
+    """An axis with the cost of a method so far."""
 
     file: str
     label: str

@@ -1,4 +1,4 @@
-"""What raters said: means with intervals, win rates, and agreement."""
+"""Results of ratings: means with intervals, win rates, and agreement."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _alpha(key: Key, ratings: Sequence[_Rating], criterion: str, raters: Sequenc
 
 
 def add_ratings(folder: Path, table: RatingTable) -> None:
-    """ratings.json of a folder: this table in the place of an older one of the same page."""
+    """ratings.json of a folder: this table replaces an older one of the same page."""
     others = [each for each in read_ratings(folder) if each.id != table.id]
     write_atomically(folder / RATINGS, json.dumps(_Tables([*others, table]).to_json(), indent=1))
 

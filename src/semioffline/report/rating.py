@@ -1,4 +1,5 @@
-"""Blind rating: a page with outputs in random order and without names, and the key that says which is which."""
+"""Blind rating: a page with outputs in random order and without names, and the key that says which model wrote
+which."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ CRITERIA = ("grammar", "understanding", "correctness")
 
 @dataclass(frozen=True)
 class System(Record):
-    """What is rated: the outputs of one run."""
+    """The outputs of one run, to be rated."""
 
     label: str
     folder: str
@@ -43,7 +44,7 @@ class Item(Record):
 
 @dataclass(frozen=True)
 class Key(Record):
-    """key.json: what raters must not see."""
+    """key.json: which model wrote which output. Raters must not see it."""
 
     id: str
     protocol: str
@@ -96,7 +97,7 @@ def _shown_together(systems: int, protocol: Protocol) -> list[list[int]]:
 
 
 def _outputs(folders: Sequence[Path]) -> list[_Outputs]:
-    """Of the runs in these folders; of a single one, also those of its initial checkpoint."""
+    """The outputs of the runs in these folders; for a single run, also those of its initial checkpoint."""
     runs = [run for folder in named_apart(map(read_folder, folders)) for run in folder.runs if run.after]
     if not runs:
         raise UserError("there are no outputs to rate: expected predictions.jsonl in the run folders")

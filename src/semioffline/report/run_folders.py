@@ -1,5 +1,5 @@
-"""What run folders hold, read for the report. Files that are missing, older or cut off leave a part of the report out;
-they never stop it."""
+"""Reads run folders for the report. Files that are missing, older or cut off leave a part of the report out; they never
+stop it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """Of its outputs: what was rewarded first, the surface of the text last."""
+        """The metrics of its outputs: rewards first, text statistics last."""
         names = [name for row in self.after[:1] for name in row if name not in _NOT_METRICS]
         rewards = self.rewards
         return sorted(names, key=lambda name: (name in SURFACE, name not in rewards))
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Folder:
-    """What one argument of `semioffline report` names: a run, or a command's folder with several."""
+    """The folder that an argument of `semioffline report` names: one run, or a command with several runs."""
 
     path: Path
     runs: list[Run]
@@ -202,7 +202,7 @@ def finite(value: object) -> float | None:
 
 
 def named_apart(folders: Iterable[Folder]) -> list[Folder]:
-    """The same with labels that tell the runs apart, also those of different folders."""
+    """The same with unique labels for the runs of all folders."""
     made = list(folders)
     labels = [run.label for folder in made for run in folder.runs]
     several = len(made) > 1 and len(set(labels)) < len(labels)

@@ -1,4 +1,4 @@
-"""What a run achieved and cost, in words and figures."""
+"""The result and the cost of a run, in words and figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ChangeRow:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What the page says about one run."""
+    """The summary of one run on the page."""
 
     label: str
     method: str
@@ -60,7 +60,7 @@ class RunSummary:
 
 
 def summarise_run(run: Run, changes: list[MetricChange], fallback: str = "") -> RunSummary:
-    """fallback: what trained it, where its folder does not say."""
+    """fallback: the method, if the folder does not name it."""
     return RunSummary(
         label=run.label,
         method=run.method or fallback,
@@ -73,7 +73,7 @@ def summarise_run(run: Run, changes: list[MetricChange], fallback: str = "") -> 
 
 
 def number(metric: str, value: float, sign: bool = False) -> str:
-    """On the scale of tables, with as many digits as are of use."""
+    """A value on the scale of tables, with a useful number of digits."""
     if math.isnan(value):
         return "–"
     factor, digits = (100, 2) if is_percent(metric) else (1, 3)
@@ -137,7 +137,7 @@ def _sentence(run: Run, changes: list[MetricChange]) -> str:
 
 
 def _from_log(run: Run) -> str:
-    """Where no outputs were kept: what the evaluations during training say."""
+    """Changes from the evaluations during training, for runs without stored outputs."""
     values = [line["eval_reward"] for line in run.log if not math.isnan(line.get("eval_reward", math.nan))]
     if len(values) > 1:
         return f"The validation reward went from {values[0]:.3f} (first evaluation) to {values[-1]:.3f} (last one)."
@@ -221,7 +221,8 @@ def job_rows(job: JobResult) -> list[JobRow]:
 
 
 def comparison_sentence(comparison: Comparison) -> str:
-    """Which method has the best first metric, and which of the others it cannot be told apart from."""
+    """A sentence that names the method with the best first metric, and the methods that do not differ significantly
+    from it."""
     metric = comparison.metrics[0]
     trained = {name: method for name, method in comparison.methods.items() if name != START}
     if not trained:

@@ -21,7 +21,7 @@ INITIAL = "initial"
 
 
 def read_result(path: Path) -> Any:
-    """What a result file says: an object of one of the kinds that pages show."""
+    """The content of a result file, as an object of one of the classes that pages show."""
     try:
         return json.loads(read_content(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -60,7 +60,7 @@ def _tested(method: MethodSummary) -> Cell:
 
 
 def _stayed(comparison: Comparison) -> list[str]:
-    """Methods that were trained, and whose best checkpoint is the initial one with every seed."""
+    """Trained methods whose best checkpoint is the initial one with every seed."""
     return [name for name, method in comparison.methods.items()
             if method.steps and method.best_steps and not any(step != 0 for step in method.best_steps)]  # fmt: skip
 
@@ -81,8 +81,8 @@ def score(metric: MetricSummary, percent: bool, interval: bool = True) -> Cell:
 
 
 def p_between(comparison: Comparison, one: str, other: str, metric: str) -> float | None:
-    """p of the difference of two methods, which is known where one is the reference, and of the first metric; else
-    None."""
+    """The p-value of the difference of two methods. It is known for the first metric, and for all metrics if one method
+    is the reference; else None."""
     methods, reference = comparison.methods, comparison.reference
     if reference in (one, other):
         return methods[other if one == reference else one].metrics[metric].p
@@ -101,7 +101,7 @@ def as_lines(header: list[str], lines: list[list[Cell]]) -> list[str]:
 
 
 def explanations(comparison: Comparison, name: Callable[[str], str] = str) -> list[tuple[str, str]]:
-    """column -> what it says. name: writes the name of a method or run."""
+    """column -> its explanation. name: writes the name of a method or run."""
     reference, metrics = name(comparison.reference), [name(metric) for metric in comparison.metrics]
     columns = [
         ("Metrics", f"on the test inputs, with a 95 % bootstrap interval; * differs from {reference} (paired "
@@ -116,7 +116,7 @@ def explanations(comparison: Comparison, name: Callable[[str], str] = str) -> li
 
 
 def caption(comparison: Comparison, name: Callable[[str], str] = str) -> str:
-    """What the columns say, and what is not in the table. name: writes the name of a method or run."""
+    """The explanation of the columns, and what the table leaves out. name: writes the name of a method or run."""
     told = [f"{column}: {text}." for column, text in explanations(comparison, name)]
     if stayed := _stayed(comparison):
         told.append(f"No checkpoint was better than the initial one, which is tested: {', '.join(map(name, stayed))}.")
@@ -131,7 +131,7 @@ def about(made: Provenance) -> str:
 
 
 def about_comparison(comparison: Comparison) -> str:
-    """The same of a comparison, with its seeds and what settings methods had of their own."""
+    """The same for a comparison, with its seeds and the settings of single methods."""
     made, before = comparison.about, _seconds(comparison.preparation)
     seeds = {seed for method in comparison.methods.values() for seed in method.seeds}
     parts = _where_made(made)
@@ -161,7 +161,7 @@ def _where_made(made: Provenance) -> list[str]:
 
 
 def _seconds(preparation: dict[str, float], before: str = "") -> str:
-    """Of what all runs share."""
+    """The seconds of the stages that all runs share."""
     told = ", ".join(f"{what} {seconds:.0f}" for what, seconds in preparation.items())
     return f"{before}seconds before the runs: {told}" if told else ""
 

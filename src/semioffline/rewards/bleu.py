@@ -119,7 +119,8 @@ class SentenceBleu(BaseReward):
 
 
 class _Words(dict[str, list[str]]):
-    """What stands between spaces -> its words. No rule of sacrebleu's tokenizer (13a) looks beyond a space."""
+    """A cache: chunk of text between spaces -> its words. This works because no rule of sacrebleu's tokenizer (13a)
+    crosses a space."""
 
     def __init__(self, metric: "BLEU") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a reward function does to the process is undone, as far as training would go wrong without it."""
+"""Undoes changes that a reward function makes to the process, if they would disturb the training."""
 
 from __future__ import annotations
 

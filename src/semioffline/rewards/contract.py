@@ -1,4 +1,4 @@
-"""What a reward is, and what rewards have in common: checks of their references, options behind a `?`, versions."""
+"""The interface of rewards, and their shared parts: checks of references, options after a `?`, versions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CorpusMetric(Protocol):
 
 
 class BaseReward(ABC):
-    """Base of the rewards of this package: what `Reward` asks for, with the usual answers."""
+    """Base class of the rewards of this package: the attributes of `Reward` with their usual values."""
 
     on_device: bool = False
     single_process: bool = False
@@ -76,7 +76,7 @@ class BaseReward(ABC):
 
 
 class WrappedReward(BaseReward):
-    """Calls a user's function, and has its name, its signature and its marks."""
+    """Wraps a user's function, with its name, signature and other attributes."""
 
     def __init__(self, function: RewardFunction) -> None:
         self.function = self.__wrapped__ = function  # `inspect.signature` looks for the second
@@ -119,7 +119,7 @@ class CorpusFunction(FunctionReward):
 
 
 def as_reward(given: RewardFunction) -> Reward:
-    """What a user gives as a reward, with all that `Reward` asks for. A user's function is wrapped here, once.
+    """A user's reward as a `Reward`. A user's function is wrapped here, once.
 
     Raises an error if what the object says about itself is not as `Reward` has it.
     """
@@ -130,12 +130,12 @@ def as_reward(given: RewardFunction) -> Reward:
 
 
 def reward_name(function: RewardFunction) -> str:
-    """The name that it has, or else that of its function or class."""
+    """The `name` of a reward, or the name of its function or class."""
     return getattr(function, "name", None) or getattr(function, "__name__", None) or type(function).__name__
 
 
 def _check(given: RewardFunction) -> None:
-    """Properties are left alone: what they need may not be there yet, or take long."""
+    """Properties are not read: they may be slow, or not ready yet."""
     name = reward_name(given)
     if not isinstance(name, str):
         raise UserError(f"the reward {type(given).__name__} has a name that is not a text: {name!r}")

@@ -1,7 +1,7 @@
-"""Rewards that may hang or fail for a moment: a limit on their time, and another try.
+"""Time limits for rewards that may hang, and retries for rewards that may fail.
 
-A function that does not end cannot be stopped from outside. Training stops with an error, and the function ends with
-the process. One that does not even let other threads run (a regular expression that tries endlessly) is ended with the
+Python cannot stop a running function from outside. Training stops with an error, and the function ends with the
+process. One that does not even let other threads run (a regular expression that tries endlessly) is ended with the
 process: exit code 1, and stderr shows where it was.
 """
 

@@ -20,7 +20,7 @@ _LENGTH, _WANTED, _CHUNKS, _MATCHED, _FOUND = 0, 1, 20, 21, 22
 
 
 def find_jar() -> Path:
-    """Where METEOR is; without its package, or without Java, a line that says what to install."""
+    """The path of METEOR's jar. If its package or Java is missing, an error says what to install."""
     spec = importlib.util.find_spec("pycocoevalcap")
     places = list(spec.submodule_search_locations or []) if spec else []
     jars = [path for place in places if (path := Path(place) / "meteor" / "meteor-1.5.jar").is_file()]

@@ -27,7 +27,8 @@ def _tokenizer() -> Any:
 
 @lru_cache(maxsize=1 << 17)
 def _split_chunk(chunk: str, brackets: bool, first: bool, last: bool) -> list[str]:
-    """What stands between white space, tokenised as a part of a text: its ends are a case of their own."""
+    """The tokens of a chunk between white space, inside a text. Chunks at the ends of a text are tokenised
+    differently."""
     text = ("" if first else "x ") + chunk + ("" if last else " x")
     words = _tokenizer().tokenize(text, convert_parentheses=brackets)
     return words[0 if first else 1 : None if last else -1]

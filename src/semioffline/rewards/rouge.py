@@ -190,7 +190,8 @@ def _rouge_lsum(reference: _Text) -> _Scorer:
 
 
 class _Places:
-    """Where each word stands in the completion, as bits of one integer: sentence after sentence, a 0 bit after each."""
+    """The positions of each word in the completion, as bits of one integer: sentence after sentence, with a 0 bit after
+    each."""
 
     __slots__ = ("everywhere", "fields", "masks")
 
@@ -351,7 +352,7 @@ class Rouge(BaseReward):
         return [total / len(self.variants) for total in first]
 
     def _measure(self, completions: list[str], references: list[str]) -> list[list[float]]:
-        """For each variant, the F-measure of every pair. References with many completions are counted in one go."""
+        """For each variant, the F-measures of all pairs. References with many completions are counted together."""
         places: dict[str, list[int]] = {}
         for at, reference in enumerate(references):
             places.setdefault(reference, []).append(at)

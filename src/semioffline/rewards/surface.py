@@ -1,4 +1,5 @@
-"""What can be counted on the surface of a text: watched in every log, because a narrow reward does not see it.
+"""Statistics of a text, such as its length and repetition. Every log has them, because a narrow reward does not see
+them.
 
 Words are what stands between white space; they are compared in lower case.
 """

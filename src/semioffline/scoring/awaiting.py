@@ -1,4 +1,4 @@
-"""Coroutines of reward functions, run at the same time. Whatever they do to their event loop, the caller goes on."""
+"""Coroutines of reward functions, run at the same time. The caller continues whatever they do to their event loop."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class _Loop:
         return asyncio.run_coroutine_threadsafe(gather(), self.loop)
 
     def running(self) -> str:
-        """The name of the task that the loop is in, which may block it."""
+        """The name of the task that runs now and may block the loop."""
         with contextlib.suppress(RuntimeError):
             task = asyncio.current_task(self.loop)
             return "" if task is None else task.get_name()
         return ""
 
     def leave(self) -> None:
-        """Its thread ends once it can: a function that blocks cannot be stopped from outside."""
+        """Let its thread end when it can: a function that blocks cannot be stopped from outside."""
         with contextlib.suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self.loop.stop)
 
@@ -67,7 +67,7 @@ _LEFT: list[tuple[_Loop, Future[None]]] = []
 
 
 def await_all(waiting: dict[str, Awaitable[object]], timeout: float | None = None) -> dict[str, object]:
-    """What each coroutine returns. An error has the name of its reward.
+    """The results of the coroutines. An error has the name of its reward.
 
     timeout: Seconds. Each coroutine watches it itself; this is for one that blocks the event loop, or will not end.
     """

@@ -1,4 +1,4 @@
-"""Calling reward functions: what they are given, what they may return, and what is scored once. Plain strings."""
+"""Calls of reward functions: their arguments, checks of their results, and scoring identical samples once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class RewardError(UserError):
 def reward_columns(
     columns: dict[str, list[Any]], texts: list[str], ids: list[list[int]], many: int = 1
 ) -> dict[str, list]:
-    """What reward functions are called with: every column, each value `many` times, beside `many` texts an input."""
+    """The arguments of reward functions: `many` texts per input, and every column with each value repeated `many`
+    times."""
     return repeat(columns, [many] * len(columns["prompt"])) | {"completions": texts, "completion_ids": ids}
 
 
@@ -61,8 +62,8 @@ def _own_values(values: list[Any]) -> list[Any]:
 
 
 def call(name: str, function: Reward, columns: dict[str, list], timeout: float | None = None) -> Any:
-    """What the function returns, awaitable or not; an exception comes with the function's name. So does sys.exit(),
-    which would end training without a result."""
+    """Call the function and return its result, awaitable or not. Exceptions get the function's name. So does
+    sys.exit(), which would end training without a result."""
     try:
         return time_limit(Contained(function), timeout)(**columns)
     except KeyboardInterrupt:  # Ctrl-C
@@ -129,7 +130,7 @@ def call_once(
 
 
 def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
-    """One finite number, None or NaN for each sample; None and NaN become NaN. texts: the samples."""
+    """Check that there is one finite number, None or NaN for each sample. None becomes NaN. texts: the samples."""
     number = len(texts)
     if hasattr(out, "tolist"):  # an array or a tensor
         out = _converted(name, out.tolist)

@@ -1,4 +1,4 @@
-"""What a reward function may ask for besides its columns, as in TRL: trainer_state, log_metric and log_extra."""
+"""Further arguments that a reward function may name, as in TRL: trainer_state, log_metric and log_extra."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from semioffline.storage.untrusted import check_name
 
 
 class RewardContext:
-    """A function gets those that its signature names. Outside of training the state is None, and nothing is logged."""
+    """Gives a function the arguments that its signature names. Outside of training the state is None, and nothing is
+    logged."""
 
     def __init__(self) -> None:
         self._state: Callable[[], object] = lambda: None
@@ -25,7 +26,7 @@ class RewardContext:
         self._state, self._follows = state, True
 
     def arguments(self, function: Reward, once: Distinct) -> dict[str, Any]:
-        """By name, those that this function takes when it is called with these samples."""
+        """The arguments that this function names, for a call with these samples."""
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
             given = list(values)
@@ -47,6 +48,6 @@ class RewardContext:
             self.extra[check_name("column", column)] = list(values)
 
     def take_metrics(self) -> dict[str, float]:
-        """The means since the last time."""
+        """The means since the last call."""
         taken, self._metrics = self._metrics, {}
         return {name: sum(values) / len(values) for name, values in taken.items()}

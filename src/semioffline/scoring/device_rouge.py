@@ -94,7 +94,7 @@ class _Reader:
         self._known: dict[tuple[str, ...], Read | None] = {}
 
     def __call__(self, inputs: Sequence[Sequence[str]]) -> list[Read | None]:
-        """For each input; None where only the host can tell."""
+        """The references of each input, read; None if only the host can read them."""
         asked = [tuple(references) for references in inputs]
         if len(self._known) > MOST_READ:
             self._known.clear()
@@ -108,7 +108,7 @@ class _Reader:
 
 
 def _numbers(text: str) -> list[int] | None:
-    """Of a text's words; None where one of them is too long."""
+    """The numbers of a text's words; None if one of them is too long."""
     words = _read_bytes(text.encode("utf-8", "replace")).split()
     if max(map(len, words), default=0) > LONGEST:
         return None
@@ -162,7 +162,7 @@ def _table(rows: Sequence[np.ndarray], width: int, empty: int) -> np.ndarray:
 def on_device(
     function: Any, decoder: FastDecoder, device: torch.device, replay: Callable[..., Any] | None = None
 ) -> DeviceRouge | None:
-    """What gives this reward function's values on the device; None where nothing does.
+    """The object that computes this reward on the device; None if there is none.
 
     replay: makes a graph of a function of tensors; sizes are then rounded up, so that there are few.
     """
@@ -215,7 +215,7 @@ class DeviceRouge:
         self.device = device
 
     def __call__(self, samples: Samples, references: Sequence[Sequence[str]]) -> Tensor | None:
-        """(B, K) values in float64; None where only the host can tell."""
+        """(B, K) values in float64; None if only the host can compute them."""
         read = self._read(references)
         if None in read:
             return None
@@ -293,7 +293,7 @@ class DeviceRouge:
         return words, counts
 
     def _most_words(self, samples: Samples) -> int:
-        """What no sample has more words than: known without the draws."""
+        """An upper bound of the number of words in a sample, known without the draws."""
         text = samples.text
         shown = self.parts[np.minimum(text.ids.cpu().numpy(), len(self.parts) - 1)] * text.keep_mask.cpu().numpy()
         hidden = samples.hidden.cpu().numpy().reshape(-1, *shown.shape)

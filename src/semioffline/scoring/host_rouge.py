@@ -28,7 +28,7 @@ _BETWEEN = "\uffff"
 
 
 def on_host(function: Any, decoder: FastDecoder | None) -> HostRouge | None:
-    """What counts this reward function's values; None where it must read texts."""
+    """The object that computes this reward from token ids; None if the reward must read texts."""
     if type(function) is not Rouge or function.use_stemmer or not all(map(covers, function.variants)):
         return None
     if function.multi_reference != "best":
@@ -60,7 +60,7 @@ class HostRouge:
     def __call__(
         self, groups: Sequence[Group], draws: np.ndarray, references: Sequence[Sequence[str]]
     ) -> np.ndarray | None:
-        """(samples,) values, group after group; None where only the texts can tell."""
+        """(samples,) values, group after group; None if the texts are needed."""
         if min(group.many for group in groups) < MANY:
             return None
         numbers = [len(references[group.row]) for group in groups]
@@ -125,7 +125,7 @@ class HostRouge:
 
 
 def _best(values: np.ndarray, shapes: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The highest over references, for each sample. values: of (references, samples), group after group."""
+    """The highest value over references, for each sample. values: of (references, samples), group after group."""
     ends = np.cumsum([number * many for number, many in shapes])
     parts = zip(np.split(values, ends[:-1]), shapes, strict=True)
     return np.concatenate([part.reshape(shape).max(axis=0) for part, shape in parts])

@@ -1,4 +1,4 @@
-"""Processes that score samples with built-in rewards while the model goes on. They live as long as this process.
+"""Processes that compute built-in rewards while the model continues. They live as long as this process.
 
 python -m semioffline.scoring.pool WORKERS is the one that deals the samples out to the others.
 
@@ -62,7 +62,7 @@ class WorkerProcesses:
             raise self._ended() from error
 
     def read(self, number: int) -> list[bytes]:
-        """All answers are read, also when one is an error: no pipe is left half full."""
+        """Read all answers, also if one is an error, so that no pipe stays half full."""
         answers = [read_message(worker.stdout) for worker in self.processes[:number]]  # type: ignore[arg-type]
         heard = [answer for answer in answers if answer is not None]
         if len(heard) < number:
@@ -93,7 +93,7 @@ class WorkerProcesses:
             worker.stdout.close()  # type: ignore[union-attr]
 
     def kill(self) -> None:
-        """End those that run, whatever they do: also what was stopped by a signal."""
+        """Kill the running processes, also those that a signal has suspended."""
         for worker in self.processes:
             if worker.poll() is not None:
                 continue
@@ -125,7 +125,7 @@ class RewardPool:
         columns: dict[str, list[Any]],
         timeout: float | None = None,
     ) -> Asked:
-        """Tell what will be scored. The pool is the caller's until it has the values, or closes what was asked.
+        """Announce what will be scored. The pool is the caller's until it has the values, or closes what was asked.
 
         tokenizer: the JSON of a fast one; columns: one value for each input.
         """
@@ -176,7 +176,7 @@ class RewardPool:
 
 
 class Asked:
-    """One request on its way: the draws go out, the values come back."""
+    """One request: the draws are sent, the values come back."""
 
     def __init__(self, pool: RewardPool, rewards: int, seconds: float | None):
         self._pool: RewardPool | None = pool
@@ -253,7 +253,7 @@ class Dealer:
 
 
 class Part(NamedTuple):
-    """Some samples of a group: from low on, below high."""
+    """The samples low, ..., high - 1 of a group."""
 
     at: int
     low: int
@@ -293,7 +293,8 @@ def _close_all() -> None:
 
 
 def spare_workers(processes: int = 1) -> int:
-    """How many cores of this machine are left for scoring, with so many training processes on it; 0 below four."""
+    """The number of cores that are free for scoring, given the number of training processes on this machine; 0 below
+    four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = cores // processes
     return min(own - 2, MOST_WORKERS) if own >= 4 else 0

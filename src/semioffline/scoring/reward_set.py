@@ -1,4 +1,4 @@
-"""Several reward functions as one: the weighted sum of what each returns, checked."""
+"""Several reward functions as one: the weighted sum of their checked values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RewardSet:
         return cast(np.ndarray, sum(weighted)) if weighted else np.zeros(0)
 
     def add_tensors(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The same of values on a device."""
+        """The same for values on a device."""
         pairs = zip(self.weights, self.functions, strict=True)
         return cast(Tensor, sum(weight * parts[name] for weight, name in pairs))
 
@@ -104,7 +104,7 @@ class RewardSet:
 
 
 def check_names(given: list[str]) -> None:
-    """Rewards by name, before anything else is done. Models are left alone: they take long to load."""
+    """Check rewards by name before any other work. Models are not loaded here, because that takes long."""
     RewardSet([name for name in given if name.partition(":")[0] not in FAMILIES])
 
 

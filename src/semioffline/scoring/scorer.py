@@ -1,4 +1,4 @@
-"""Samples to rewards: on the device, beside it in other processes, or here."""
+"""Samples to rewards: on the device, in other processes, or in this process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class PendingScores:
 
 
 class Scorer:
-    """What a method calls: samples and their batch -> rewards.
+    """Scores samples for a method: samples and their batch -> rewards.
 
     overlap: scoring runs in a thread, and reading the scores waits for it. workers: number of processes that decode
     samples and compute built-in rewards. on_device: compute rewards on the samples' device where possible. replay:
@@ -174,7 +174,7 @@ class Scorer:
 
     @cached_property
     def _device_rewards(self) -> dict[str, DeviceRouge]:
-        """All reward functions as they are on the device; empty if one of them is not."""
+        """The device versions of all reward functions; empty if one of them has none."""
         if self._decoder is None:
             return {}
         given = {
@@ -185,7 +185,7 @@ class Scorer:
         return found if len(found) == len(given) else {}
 
     def _score_on_device(self, samples: Samples, batch: Batch) -> Scores | None:
-        """Nothing waits for these. None: only the host can score these rewards, or this batch."""
+        """Rewards computed on the device, without waiting. None if only the host can compute them for this batch."""
         started = time.perf_counter()
         parts: dict[str, Tensor] = {}
         for name, reward in self._device_rewards.items():
@@ -278,7 +278,7 @@ class Scorer:
 
     @cached_property
     def _host_rewards(self) -> dict[str, HostRouge]:
-        """The reward functions that are counted from token ids."""
+        """The reward functions that are computed from token ids."""
         found = {name: on_host(function, self._decoder) for name, function in self.reward_set.functions.items()}
         return {name: reward for name, reward in found.items() if reward is not None}
 
@@ -294,7 +294,7 @@ class Scorer:
         return FastDecoder(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
     def _ask_workers(self, groups: list[Group], batch: Batch) -> Asked:
-        """Have built-in rewards scored in other processes. They are told before the samples are drawn."""
+        """Have built-in rewards scored in other processes. The request is sent before the samples are drawn."""
         names = self.reward_set.built_in
         needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
         pool, timeout = start_pool(self.workers), self.reward_set.timeout
@@ -346,7 +346,7 @@ def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
 
 
 def describe(rewards: Tensor) -> dict[str, Tensor]:
-    """What the log says about (B, K) rewards: a number each, where the rewards are."""
+    """Statistics of (B, K) rewards for the log, on the device of the rewards."""
     left_out = rewards.isnan()
     numbers = (
         rewards.nanmean(),

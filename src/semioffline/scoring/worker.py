@@ -36,7 +36,7 @@ class PoolError(RuntimeError):
 
 
 class Group(NamedTuple):
-    """Samples that share a text but for the tokens at some places."""
+    """Samples of one text that differ only at some positions."""
 
     row: int
     """The input that they belong to."""
@@ -49,11 +49,11 @@ class Group(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many draws it has."""
+        """The number of its draws."""
         return len(self.places) * self.many
 
     def told(self, many: int | None = None) -> list[Any]:
-        """For a message, with only so many of its samples."""
+        """The group in a message, with only this many of its samples."""
         return [self.row, self.static.tolist(), self.places.tolist(), self.many if many is None else many]
 
     def ids(self, draws: np.ndarray) -> list[list[int]]:
@@ -81,7 +81,7 @@ def read_groups(asked: Message) -> list[Group]:
 
 
 def deal(groups: Sequence[Group], draws: np.ndarray) -> list[np.ndarray]:
-    """Of all draws, group after group, each group's own, (m, K)."""
+    """The draws of each group, (m, K), from all draws."""
     ends = np.cumsum([group.size for group in groups]).tolist()
     starts = [0, *ends[:-1]]
     return [
@@ -96,7 +96,7 @@ def encode_message(head: Message, payload: bytes = b"") -> bytes:
 
 
 def read_message(stream: BinaryIO) -> tuple[Message, bytes] | None:
-    """None when the other side is gone, also in the middle of a message."""
+    """The next message. None if the other side has ended, also in the middle of a message."""
     lengths = stream.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return None
@@ -144,7 +144,7 @@ class Worker:
         pass
 
     def score(self, draws: np.ndarray) -> bytes:
-        """The values of what was asked."""
+        """The values for a request."""
         from semioffline.scoring.calls import call_once, repeat
 
         asked, groups, decoder = self.asked, self.groups, self.decoder
@@ -158,7 +158,7 @@ class Worker:
 
 
 class Scoring(Protocol):
-    """What `serve` answers with: a worker that scores, or one that deals the work out to others."""
+    """The object behind `serve`: a worker that scores, or one that distributes the work."""
 
     @property
     def alive(self) -> bool: ...

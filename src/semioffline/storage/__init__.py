@@ -1,1 +1,2 @@
-"""What is kept on disk: files that are written whole, records in JSON, and what other people wrote, checked."""
+"""Storage on disk: files that are written completely or not at all, records in JSON, and checked input from other
+people."""

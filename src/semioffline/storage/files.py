@@ -34,12 +34,12 @@ _OPENED: list[Path] = []
 
 
 def opened_folder() -> Path | None:
-    """The folder that this command writes to; None before it has one."""
+    """The output folder of this command; None before it is opened."""
     return _OPENED[-1] if _OPENED else None
 
 
 def open_for_writing(folder: Path) -> None:
-    """Make a folder, and write to it: an error that comes after hours of work should come now."""
+    """Make a folder and test that it is writable, so that an error comes now and not after hours of work."""
     probe = folder / f".write-test-{os.getpid()}{PART}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def open_for_writing(folder: Path) -> None:
 
 
 def read_content(path: Path) -> bytes:
-    """What is in a file of ours. Reading a pipe or a device would wait, or never end."""
+    """The content of a regular file. Pipes and devices are rejected: reading them could wait forever."""
     if path.exists() and not path.is_file():
         raise UserError(f"cannot read {path}: it is no regular file")
     return path.read_bytes()
@@ -122,7 +122,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_lines(path: Path, number: int) -> None:
-    """Cut a log off after its first lines: in one step, so that a kill cannot lose any of them."""
+    """Truncate a log after its first lines, in one step, so that a kill cannot lose any of them."""
     with writing(path):
         size = sum(len(line) + 1 for line in path.read_bytes().split(b"\n")[:number])
         if size < path.stat().st_size:
@@ -166,7 +166,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path, part: Path | None = None) -> Iterator[None]:
-    """Report what cannot be written in one line, with path and reason. part: a folder to remove after an error."""
+    """Report a failed write in one line, with path and reason. part: a folder to remove after an error."""
     try:
         try:
             yield
@@ -237,7 +237,7 @@ def write_sums(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with the files of a folder that `write_sums` has ended; None: nothing."""
+    """The damage in a folder that `write_sums` has completed; None if there is none."""
     if not (folder / SUMS).is_file():
         return f"{folder / SUMS} is missing"
     try:
@@ -265,7 +265,8 @@ def checksum(path: Path) -> int:
 
 
 def lock_folder(folder: Path) -> None:
-    """Refuse a folder that another process writes into. The lock ends with this process, or with `release_locks`."""
+    """Lock a folder; an error if another process writes into it. The lock ends with this process, or with
+    `release_locks`."""
     name = os.path.realpath(folder)
     if name in _HELD:
         return
@@ -303,12 +304,12 @@ def _take(descriptor: int) -> None:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder has nothing but what a command leaves that was killed at its very start."""
+    """Whether a folder is empty, or has only files of a command that was killed at its start."""
     return all(path.name == LOCK or path.name.endswith(PART) for path in folder.iterdir())
 
 
 def release_locks() -> None:
-    """Of all folders that this process has locked."""
+    """Release the locks of all folders that this process has locked."""
     for descriptor in _HELD.values():
         os.close(descriptor)
     _HELD.clear()

@@ -1,4 +1,4 @@
-"""Results that are kept in JSON files: dataclasses whose fields are the keys."""
+"""Results in JSON files, as dataclasses whose fields are the keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semioffline.storage.files import read_json
 
 @dataclass(frozen=True)
 class Record:
-    """Base of the dataclasses that are kept in JSON files.
+    """Base of dataclasses that are stored in JSON files.
 
     A file of an older version may lack fields, which then have their defaults. Keys that are not fields are ignored.
     """

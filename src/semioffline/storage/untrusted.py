@@ -1,4 +1,4 @@
-"""What other people wrote, checked in one place: names that become files, JSON, YAML, and models."""
+"""Checks of input from other people: names that become files, JSON, YAML, and models."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parse_json(text: str) -> Any:
 
 
 def in_words(error: ValueError) -> str:
-    """What is wrong with JSON or YAML, for users."""
+    """The problem in JSON or YAML, in words for users."""
     return "a number has thousands of digits" if "set_int_max_str_digits" in str(error) else str(error)
 
 
@@ -86,7 +86,7 @@ JSON = json.JSONDecoder(object_pairs_hook=_with_keys_once)
 
 
 def check_settings(value: Any, depth: int = 0) -> None:
-    """Raises ValueError where settings from a file have what no setting takes: dates, huge numbers, deep nesting."""
+    """Raise a ValueError if settings from a file contain what no setting can be: dates, huge numbers, deep nesting."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} levels deep")
     if isinstance(value, dict):
@@ -134,7 +134,7 @@ def parse_yaml(content: bytes) -> Any:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """For what reads the files of a model. Whatever is wrong with them is an error for the user."""
+    """For code that loads a model: any problem with its files becomes a UserError."""
     try:
         yield
     except (UserError, MemoryError):
@@ -154,7 +154,7 @@ _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
-    """Counts nodes with everything that their aliases stand for, before anything is made of them."""
+    """A YAML loader that counts nodes, with aliases expanded, before it builds any value."""
 
     def __init__(self, stream: Any):
         super().__init__(stream)

@@ -19,7 +19,7 @@ from semioffline.tasks.reading.places import has_split
 
 @dataclass(frozen=True)
 class Source:
-    """Where the data of a task is."""
+    """The place of a task's data."""
 
     data_dir: str | None = None
     """A folder with one file for each split, or the name of a Hugging Face dataset."""

@@ -1,4 +1,4 @@
-"""The weight of the RL term by how large its gradient is beside that of the MLE term.
+"""Finds the weight of the RL term from the size of its gradient relative to that of the MLE term.
 
 The right weight depends on the scale of the reward, on K, on the data and on the loss scale; the ratio of the two
 gradients does not. It is measured in the first steps, where the output map meets the model: there each row's gradient
@@ -30,7 +30,7 @@ TERMS = ("rl", "ranking")
 
 @dataclass
 class _Measured:
-    """Steps that were measured, and their norms added: of the MLE term, and of this one at weight 1."""
+    """The number of measured steps, and the sums of the gradient norms of the MLE term and of this term at weight 1."""
 
     steps: int = 0
     mle: float = 0.0
@@ -60,7 +60,7 @@ class Balance:
         return self.ratio * term.mle / term.own if term is not None and term.own else FIRST
 
     def weigh(self, output: StepOutput) -> StepOutput:
-        """The same terms with their weights, which are metrics too."""
+        """The terms with their weights, which are also logged as metrics."""
         for term in output.terms:
             if term.name in TERMS:
                 self.measured.setdefault(term.name, _Measured())
@@ -70,7 +70,7 @@ class Balance:
         return replace(output, terms=terms, metrics=metrics)
 
     def see(self, watched: Mapping[str, Tensor], device: torch.device) -> None:
-        """What the policy watched in one micro-batch."""
+        """Add the gradient norms of one micro-batch."""
         nothing = torch.zeros((), device=device)
         self._squares = self._squares + torch.stack([watched.get(name, nothing) for name in ("mle", *TERMS)])
 

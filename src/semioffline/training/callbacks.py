@@ -1,4 +1,4 @@
-"""The callbacks of a run, in their order: the log first, then what shows it."""
+"""The callbacks of a run in their order: first the log, then those that show it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semioffline.training.trackers import CompletionTables
 
 
 def find_console(given: Sequence[TrainerCallback] | None) -> Console:
-    """The one that the user has made, or a new one."""
+    """The console that the user has created, or a new one."""
     return next((found for found in given or () if isinstance(found, Console)), Console())
 
 
@@ -27,7 +27,7 @@ def arrange(
     epochs: Epochs,
     console: Console,
 ) -> list[TrainerCallback]:
-    """given: the user's own, before ours."""
+    """given: the user's callbacks, which come before ours."""
     patience = args.early_stopping_patience
     stopping: list[TrainerCallback] = [] if patience is None else [EarlyStoppingCallback(patience)]
     theirs = [found for found in given or () if found is not console]

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class SafeCheckpoints(Trainer):
-    """Writes checkpoints aside and renames them; goes on from the last one, and with what was counted until then."""
+    """Writes checkpoints aside and renames them; continues from the last one, with the counts until then."""
 
     policy: Any
     step_metrics: dict[str, list[float | Tensor]]
@@ -75,11 +75,11 @@ class SafeCheckpoints(Trainer):
         return done._replace(training_loss=done.metrics["train_loss"])
 
     def measure_start(self) -> Mapping[str, float]:
-        """`at_start` of a run that does not resume."""
+        """The measurements at the start of a run that does not resume."""
         return {}
 
     def _check_weights(self) -> None:
-        """What the last step has made, and nothing was computed with yet."""
+        """Check the weights after the last step, which no forward pass has used yet."""
         whole = not self.is_fsdp_enabled and not self.is_deepspeed_enabled  # else each process has a part
         if whole and not self.policy.is_finite():
             step = self.state.global_step
@@ -118,7 +118,7 @@ class SafeCheckpoints(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _remove_old(self) -> None:
-        """What is not complete, and checkpoints beyond `save_total_limit`."""
+        """Remove incomplete checkpoints, and those beyond `save_total_limit`."""
         folder, best = super()._get_output_dir(None), self.state.best_model_checkpoint
         shutil.rmtree(os.path.join(folder, STAGING), ignore_errors=True)
         rotate_checkpoints(output_dir=folder, save_total_limit=self.args.save_total_limit, best_model_checkpoint=best)
@@ -126,7 +126,7 @@ class SafeCheckpoints(Trainer):
     # ---- what was counted ----
 
     def _save_progress(self, checkpoint: Path) -> None:
-        """What the log and the result sum up over steps: each process has its own."""
+        """Save the counts that the log and the result sum over steps. Each process has its own."""
         progress = {
             "counts": dict(self.policy.meter.counts),
             "loss": self._tr_loss.item(),
@@ -141,7 +141,7 @@ class SafeCheckpoints(Trainer):
             self.rollouts.save(checkpoint, self.args.process_index, self.state.global_step)
 
     def restore_progress(self, control: TrainerControl) -> None:
-        """Go on with what was counted until the checkpoint; those of earlier versions do not say."""
+        """Restore the counts at the checkpoint. Checkpoints of earlier versions have none."""
         if self._resumed is None:
             return
         if self.rollouts is not None:
@@ -172,7 +172,7 @@ class SafeCheckpoints(Trainer):
 
 
 class Progress(TrainerCallback):
-    """Restores what was counted when the loop has set it to zero."""
+    """Restores the counts after the training loop has reset them."""
 
     def __init__(self, trainer: SafeCheckpoints) -> None:
         self.trainer = trainer

@@ -1,5 +1,5 @@
-"""What a run shows: a header, one live line, one line per evaluation, and advice. Where there is no terminal, one plain
-line per log."""
+"""The output of a run: a header, one live line, one line per evaluation, and advice. Without a terminal, one plain line
+per log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Advice(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """A resumed run has given some advice already."""
+        """Skip the advice that a resumed run has given already."""
         self.diagnostics = Diagnostics()
         path = Path(str(args.output_dir)) / LOG
         for line in read_log(path) if state.global_step and path.exists() else []:
@@ -88,7 +88,7 @@ class Console(TrainerCallback):
             trainer.remove_callback(theirs)
 
     def close(self) -> None:
-        """Remove the live line, whatever has happened."""
+        """Remove the live line, also after an error."""
         self.open.close()
         self.activity = None
 
@@ -167,7 +167,7 @@ class Console(TrainerCallback):
         return [] if self.trainer is None else list(self.trainer.reward_set.functions)
 
     def _say_line(self, state: TrainerState, shown: Logs, seconds: float | None, before: str = "") -> None:
-        """Where there is no terminal."""
+        """Print a log line without a terminal."""
         parts = [f"{name} {figure(value)}" for name, value in shown.items() if before or "validation" not in name]
         if seconds is not None:
             to_do = state.max_steps - state.global_step
@@ -192,21 +192,21 @@ def _cells(step: str, cells: Sequence[str], columns: Sequence[str]) -> str:
 
 
 def _after_reward(last: Mapping[str, float], name: str, value: float) -> dict[str, float]:
-    """With the validation reward next to the reward of the samples, before the losses."""
+    """The figures with the validation reward after the reward of the samples and before the losses."""
     first = {k: v for k, v in last.items() if k == "reward"}
     return first | {name: value} | {k: v for k, v in last.items() if k not in first}
 
 
 def training_figures(logs: Logs) -> dict[str, float]:
-    """Of a training line: the reward of the samples and the terms of the loss."""
+    """The figures of a training line: the reward of the samples and the terms of the loss."""
     terms = {name.removeprefix("loss/"): value for name, value in logs.items() if name.startswith("loss/")}
     reward = {"reward": logs["reward"]} if "reward" in logs else {}
     return reward | ({f"loss {name}": value for name, value in terms.items()} or {"loss": logs["loss"]})
 
 
 def evaluation_figures(logs: Logs, rewards: Sequence[str] = ()) -> dict[str, float]:
-    """Of an evaluation: the reward and its parts, the metrics, then the surface of the texts. A reward that is the only
-    one is not repeated as a metric."""
+    """The figures of an evaluation: the reward and its parts, the metrics, then text statistics. A reward that is the
+    only one is not repeated as a metric."""
     found = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
     found = {name: value for name, value in found.items() if name not in _HIDDEN and not name.endswith("_stderr")}
     own = rewards[0] if len(rewards) == 1 and found.get(rewards[0]) == found.get("reward") else None
@@ -216,7 +216,7 @@ def evaluation_figures(logs: Logs, rewards: Sequence[str] = ()) -> dict[str, flo
 
 
 def header(trainer: SemiOfflineTrainer, task: str = "") -> list[tuple[str, str]]:
-    """What is trained, on what, for what."""
+    """The lines of the header: method, model, data and reward."""
     args, policy, state = trainer.args, trainer.policy, trainer.state
     every = [(name, parameter) for name, parameter in policy.model.named_parameters()]
     number = sum(parameter.numel() for _, parameter in every)

@@ -69,7 +69,7 @@ class Diagnostics:
         return bool(self.train) and "reward" in self.train[-1]
 
     def recent(self, name: str) -> list[float]:
-        """The last RECENT values in training lines; none before there are so many."""
+        """The last RECENT values in training lines; none if there are fewer."""
         values = [line[name] for line in self.train[-RECENT:] if _is_number(line.get(name))]
         return values if len(values) == RECENT else []
 
@@ -82,7 +82,7 @@ class Diagnostics:
 
 
 def find_problems(log: Sequence[Line]) -> list[Finding]:
-    """What the lines of metrics.jsonl show, in the order in which it was first seen; nothing twice."""
+    """The problems that the lines of metrics.jsonl show, in the order in which they were first seen, each once."""
     diagnostics = Diagnostics()
     return [finding for line in log for finding in diagnostics.add(line)]
 
@@ -258,7 +258,7 @@ def length_drift(log: Diagnostics, most: float = 0.3) -> Told:
 
 
 def repetition(log: Diagnostics, most: float = 0.05) -> Told:
-    """One word pair in twenty more than before stood in the same text already: a reader sees that."""
+    """The share of repeated word pairs rose by one in twenty, which readers notice."""
     shares = log.drift("eval_repetition")
     if shares is None or not shares[1] - shares[0] > most:
         return None
@@ -287,8 +287,8 @@ def identical(log: Diagnostics, most: float = 0.2) -> Told:
 
 
 def _is_below(line: Line, other: Line, name: str) -> bool:
-    """By two standard errors of a difference, where they are logged (the inputs are the same, so that is careful);
-    else by 5 %."""
+    """Whether a value is lower by two standard errors of a difference, if they are logged (a cautious test, because the
+    inputs are the same); else by 5 %."""
     errors = [each.get(f"{name}_stderr") for each in (line, other)]
     margin = 0.05 * abs(other[name])
     if all(_is_number(error) for error in errors):

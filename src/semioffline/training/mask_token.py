@@ -1,4 +1,4 @@
-"""Does a model know its mask token? Told from its predictions, not from where it comes from."""
+"""Tests whether a model knows its mask token, by its predictions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MaskCheck(Record):
 
     @property
     def cost(self) -> float:
-        """What mask tokens cost, as a share of what wrong words cost."""
+        """The loss that mask tokens add, as a share of the loss that wrong words add."""
         return (self.masked - self.plain) / max(self.wrong - self.plain, 1e-6)
 
     @property

@@ -1,4 +1,4 @@
-"""README.md of a saved model: what it was trained from, for and with, and how good it was on validation."""
+"""README.md of a saved model: its base model, data, reward and settings, and its validation scores."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _table(facts: dict[str, str]) -> str:
 
 
 def _results(trainer: SemiOfflineTrainer) -> str:
-    """Of the last evaluation, or of the one that the best checkpoint was chosen by."""
+    """The results of the last evaluation, or of the evaluation that chose the best checkpoint."""
     evals = [line for line in trainer.state.log_history if any(name.startswith("eval_") for name in line)]
     chosen = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     same = [line for line in evals if line.get("step") == chosen] or evals

@@ -1,4 +1,4 @@
-"""Parameters with a learning rate of their own."""
+"""Parameters with their own learning rates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from torch.optim import Optimizer
 
 
 def set_own_rates(optimizer: Optimizer, rates: list[tuple[list[nn.Parameter], float]]) -> None:
-    """Move parameters to groups of their own. To be called before the schedule is made, which scales every group."""
+    """Move parameters to optimizer groups with their own learning rates. Call it before the schedule is made, which
+    scales every group."""
     for parameters, rate in rates:
         moved = set(parameters)
         for group in optimizer.param_groups:

@@ -35,13 +35,13 @@ class Rollouts:
         return replace(batch, rollout=self._stored[rows])
 
     def save(self, folder: Path, rank: int, steps: int) -> None:
-        """Into a checkpoint after this many steps; nothing when the next step makes new ones."""
+        """Save the rollouts in a checkpoint after this many steps, unless the next step makes new ones."""
         if steps % self.repeats:
             parts = {f"{rows}/{name}": t for rows, part in self._stored.items() for name, t in part.items()}
             write_atomically(folder / FILE.format(rank=rank), save({name: t.contiguous() for name, t in parts.items()}))
 
     def load(self, folder: Path, rank: int, steps: int) -> None:
-        """Read them back."""
+        """Load the rollouts from a checkpoint."""
         if steps % self.repeats == 0:
             return
         path = folder / FILE.format(rank=rank)

@@ -1,4 +1,4 @@
-"""What every run leaves in its folder, from Python and from the command line: settings, versions, results."""
+"""The files that every run writes to its folder, from Python and from the command line: settings, versions, results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class TrainResult(Record):
 
 
 def versions(system: bool = True) -> Versions:
-    """Of this library, what it stands on, and the machine; without the operating system where others will read it."""
+    """Versions of this library and its dependencies, and the machine; without the operating system in files for
+    others."""
     import torch
 
     found: dict[str, str | None] = {}
@@ -93,7 +94,7 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
 
 
 def process_rank() -> int:
-    """The number of this process among those that torchrun has started."""
+    """The rank of this process, as torchrun sets it."""
     given = os.environ.get("RANK", "0")
     if not given.isdigit():
         raise UserError(f"the environment variable RANK={show(given)} must be a whole number: torchrun sets it")
@@ -101,13 +102,13 @@ def process_rank() -> int:
 
 
 def write_settings(folder: Path, *options: DataclassInstance) -> None:
-    """config.yaml: the resolved settings, those that differ from nothing included; and versions.json."""
+    """Write config.yaml with all resolved settings, defaults included, and versions.json."""
     write_atomically(folder / "config.yaml", yaml.safe_dump(settings_of(*options), sort_keys=True))
     write_atomically(folder / "versions.json", json.dumps(versions(), indent=1))
 
 
 def settings_of(*options: DataclassInstance) -> dict[str, object]:
-    """As config.yaml has them."""
+    """The settings as config.yaml stores them."""
     settings: dict[str, object] = {}
     for option in options:
         values = option.to_dict() if isinstance(option, MethodConfig) else dataclasses.asdict(option)
@@ -120,7 +121,7 @@ def write_result(folder: Path, result: Mapping[str, object]) -> None:
 
 
 class RunFolder:
-    """What a trainer leaves in its run folder, unless write_result is off."""
+    """The files that a trainer writes to its run folder, unless write_result is off."""
 
     def __init__(self, trainer: SemiOfflineTrainer) -> None:
         self.trainer = trainer

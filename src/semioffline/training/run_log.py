@@ -1,4 +1,4 @@
-"""What training leaves in the run folder: metrics.jsonl and sampled completions."""
+"""The logs of training in the run folder: metrics.jsonl and sampled completions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG = "metrics.jsonl"
 
 
 class RunLog(TrainerCallback):
-    """metrics.jsonl: one line for every log, and nothing twice after a resume. Also the seconds of a step."""
+    """Writes metrics.jsonl: one line for every log, and none twice after a resume. Also the seconds of a step."""
 
     def __init__(self) -> None:
         self.started = 0.0
@@ -83,7 +83,7 @@ def _is_before(line: dict[str, Any], step: int, ended: bool) -> bool:
 
 
 def as_numbers(values: list[float | Tensor]) -> list[float]:
-    """Metrics of several steps as plain numbers; those on a device come in one piece."""
+    """Metrics of several steps as plain numbers. Those on a device are copied together."""
     on_device = [value for value in values if isinstance(value, Tensor)]
     if not on_device:
         return values  # type: ignore[return-value]
@@ -113,7 +113,7 @@ def write_samples(
 
 
 def _best_of_inputs(rows: Sequence[CompletionRow]) -> list[CompletionRow]:
-    """Of each input, the sample with the highest reward."""
+    """The sample with the highest reward, for each input."""
     best: dict[object, CompletionRow] = {}
     for row in rows:
         known = best.get(row["example"])

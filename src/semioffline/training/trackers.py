@@ -60,7 +60,7 @@ def read_columns(path: Path) -> Columns:
 
 
 def as_markdown(columns: Columns) -> str:
-    """The first rows. What the model has written is text, whatever stands in it."""
+    """The first rows. Outputs of the model are escaped."""
     names = list(columns)
     rows = list(zip(*(columns[name][:MOST_TEXT] for name in names), strict=True))
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else markdown_cell(cell) for cell in row] for row in rows]

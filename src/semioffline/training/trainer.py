@@ -283,7 +283,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             write_samples(Path(str(self.args.output_dir)), step, output, to_print, extra)
 
     def _log_is_due(self) -> bool:
-        """After this step."""
+        """Whether a log is due after this step."""
         step = self.state.global_step + 1
         every = self.state.logging_steps if self.args.logging_strategy == "steps" else 0
         return bool(every and (step % every == 0 or (step == 1 and self.args.logging_first_step)))
@@ -365,7 +365,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return measure_start(self)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """The plain model and tokenizer, which load without this library."""
+        """Save the plain model and tokenizer, which load without this library."""
         folder = Path(output_dir or str(self.args.output_dir))
         with nullcontext(folder) if self.staging else whole_folder(folder) as part:
             self.policy.save(part, state_dict)

@@ -1,4 +1,4 @@
-"""What the trainer needs of a method."""
+"""The interface between the trainer and a method."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BaseMethod(Generic[Config]):
 
     @property
     def mask_where(self) -> str | None:
-        """Which of its words may be masked; None: all."""
+        """The words of the static target that may be masked; None: all."""
         return None
 
     @property
@@ -58,11 +58,12 @@ class BaseMethod(Generic[Config]):
 
     @property
     def repeats(self) -> int:
-        """Steps in a row that a batch is trained on with one rollout; 0: the method has no `roll_out`."""
+        """Number of consecutive steps on a batch with one rollout; 0: the method has no `roll_out`."""
         return 0
 
     def roll_out(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> Rollout:
-        """What `step` finds in `batch.rollout`: made in the first of these steps, and part of a checkpoint."""
+        """The rollout that `step` finds in `batch.rollout`. It is made in the first of these steps, and saved in
+        checkpoints."""
         raise NotImplementedError
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
@@ -70,7 +71,7 @@ class BaseMethod(Generic[Config]):
         raise NotImplementedError
 
     def own_rates(self) -> list[tuple[list[nn.Parameter], float]]:
-        """Parameters with a learning rate of their own, which the schedule scales as it does the other."""
+        """Parameters with their own learning rate. The schedule scales it like the main one."""
         return []
 
     def prepare(self, policy: Policy, examples: Examples) -> None:

@@ -98,7 +98,7 @@ class Combined(BaseMethod[MethodConfig]):
 
 
 def _own(rollout: Rollout | None, name: str) -> Rollout | None:
-    """The part of one method."""
+    """The part of a rollout that belongs to one of the two methods."""
     if rollout is None:
         return None
     return {part.removeprefix(f"{name}."): t for part, t in rollout.items() if part.startswith(f"{name}.")}

@@ -1,4 +1,4 @@
-"""The critic of actor_critic and ppo: a value head on the policy's states, with a pace of its own."""
+"""The critic of actor_critic and ppo: a value head on the policy's states, with its own learning rate."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ FILE = "value_head.safetensors"
 
 @dataclass
 class CriticSettings(LengthSettings, RLSettings):
-    """How the critic learns."""
+    """Settings of the critic."""
 
     critic_weight: float = setting(1.0, "Weight of the critic's squared error.", "Critic", NOT_NEGATIVE)
     critic_learning_rate: float | None = setting(
@@ -54,7 +54,7 @@ class CriticMethod(RLMethod[CriticConfig]):
         return randomness.step < self.config.critic_warmup_steps
 
     def terms(self, mle: Term, rl: Tensor, critic: Tensor, randomness: Randomness) -> list[Term]:
-        """Those of a step; while the critic warms up, without the RL term."""
+        """The loss terms of a step. The RL term is left out while the critic warms up."""
         trained = [Term("critic", critic, per="row", weight=self.config.critic_weight)]
         if not self.is_warming_up(randomness):
             trained.insert(0, Term("rl", rl, per="row", weight=self.config.first_rl_weight))

@@ -42,14 +42,15 @@ def predict_only(
 
 
 class Reference:
-    """The policy as it was when this was made. Only parameters that train are copied: of an adapter, its own."""
+    """The policy as it was when this was made. Only trainable parameters are copied: with an adapter, those of the
+    adapter."""
 
     def __init__(self, policy: Policy):
         trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         self.weights = {f"model.{name}": parameter.detach().clone() for name, parameter in trained.items()}
 
     def predict(self, policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
-        """As `Policy.predict`, with these weights. Its cost counts as that of scoring trajectories."""
+        """`Policy.predict` with these weights. Its cost counts as scoring trajectories."""
         found: list[Tensor] = predict_only(policy, source, [replace(row, purpose="rl") for row in rows], self.weights)
         return found
 
@@ -84,7 +85,7 @@ class InitialLogP:
                 self.values += [own.cpu() for own in log_p(batch.to(policy.device))]
 
     def of(self, index: Tensor) -> list[Tensor]:
-        """Those of the examples with these numbers."""
+        """The log-probabilities of the examples with these numbers."""
         if not self.values:
             raise RuntimeError(f"{self.method} knows no initial model yet: call prepare(policy, examples) first")
         return [self.values[example] for example in index.tolist()]
@@ -95,7 +96,7 @@ class InitialLogP:
             save_file({"log_p": torch.cat(self.values), "lengths": lengths}, folder / self.file)
 
     def load(self, folder: Path) -> None:
-        """Those of the initial checkpoint, not of the model that this process happened to load."""
+        """Load the values of the initial checkpoint. The model that a resumed process loads is another one."""
         if not (folder / self.file).is_file():
             raise UserError(
                 f"{folder} has no {self.file}, so it was not saved by {self.method}: start without resuming"

@@ -41,7 +41,7 @@ def greedy_texts(policy: Policy, batch: Batch, max_completion_length: int | None
 
 
 def as_text(texts: list[list[int]], pad_id: int) -> Text:
-    """Token lists, padded. No token of them is one to be masked."""
+    """Token lists as a padded Text, none of whose tokens may be masked."""
     return pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], pad_id)
 
 

@@ -13,7 +13,7 @@ FILE = "ilql_heads.safetensors"
 
 
 def add_heads(policy: Policy, beta: float) -> QHeads:
-    """Heads on the policy, which from now on change what it generates."""
+    """Attach heads to the policy. From now on they change what it generates."""
     heads = policy.add_value_head(QHeads)
     if not isinstance(heads, QHeads):
         raise UserError("ilql cannot be combined with a method that has a critic: train only one of them")
@@ -22,7 +22,7 @@ def add_heads(policy: Policy, beta: float) -> QHeads:
 
 
 def restore_heads(policy: Policy, folder: Path) -> None:
-    """Generate as the method that was saved in a folder, if it was this one."""
+    """Restore the heads of a saved model, if the folder has any."""
     path = folder / FILE
     if path.is_file():
         with safe_open(path, framework="pt") as file:
@@ -31,6 +31,6 @@ def restore_heads(policy: Policy, folder: Path) -> None:
 
 
 def save_heads(heads: QHeads, beta: float, folder: Path) -> None:
-    """Into a folder of a model, which loads without them."""
+    """Save the heads in the folder of a model. The model loads without them."""
     weights = {name: weight.cpu().contiguous() for name, weight in heads.state_dict().items()}
     save_file(weights, folder / FILE, {"beta": str(beta)})

@@ -1,4 +1,4 @@
-"""Samples that are trained on several times: what grpo and ppo share."""
+"""Samples that are used for several steps, in grpo and ppo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PART = "reward/"
 
 @dataclass
 class RolloutSettings(RLSettings):
-    """Steps on one batch and its samples."""
+    """Settings of repeated steps on one batch and its samples."""
 
     num_iterations: int = setting(
         4, "Number of consecutive steps on one batch and its samples.", "Rollout", Range(1, 100)
@@ -61,7 +61,7 @@ def make_rollout(
 
 
 class Stored:
-    """A rollout as `step` uses it."""
+    """A stored rollout, in the form that `step` uses."""
 
     def __init__(self, policy: Policy, batch: Batch, rollout: Rollout, config: RolloutSettings):
         self._policy, self._rollout = policy, rollout

@@ -34,7 +34,7 @@ def decayed_rate(decay: Decay, end: float, step: int, total_steps: int) -> float
     """A rate that falls from 1, or nearly 1, to `end` at the last step: the decays of Bengio et al. 2015, section 2.4.
 
     linear: 1 - c i. exponential: k**i. inverse_sigmoid: k / (k + exp(i / k)), which starts at k / (k + 1). c and k are
-    those with which the last step i has `end`. constant: `end` from the first step.
+    chosen so that the last step i has `end`. constant: `end` from the first step.
     """
     last = max(total_steps - 1, 1)
     i = min(step, last)

@@ -24,7 +24,7 @@ WeightedConfig = TypeVar("WeightedConfig", bound=WeightedSettings)
 
 
 class Target(NamedTuple):
-    """q ∝ exp((alpha log p + R) / (alpha + beta)), and what its texts are drawn from."""
+    """The target q ∝ exp((alpha log p + R) / (alpha + beta)), and the distribution that the texts are drawn from."""
 
     alpha: float
     beta: float
@@ -94,13 +94,14 @@ class WeightedMethod(BaseMethod[WeightedConfig]):
         return [ids for part in zip(*made, strict=True) for own in part for ids in own]
 
     def row(self, policy: Policy, batch: Batch, texts: list[list[int]], is_edit: bool) -> Row:
-        """One text of each input. Samples ran through the decoder before, edits did not: that is their FP."""
+        """One text of each input as a row. The row of an edit counts as FP; samples were already counted when they were
+        generated."""
         row = sampled_row(policy, batch, texts, self.config.max_completion_length)
         wanted = row.keep_mask if self.target.drawing is None else row.wanted
         return replace(row, wanted=wanted, purpose="rl" if is_edit else "grad", term=self.config.method)
 
     def log_p(self, policy: Policy, logits: Tensor, row: Row) -> Tensor:
-        """(P,) of the row's tokens."""
+        """(P,) log-probabilities of the row's tokens."""
         if self.target.drawing is None:
             return token_log_p(logits, row.ids[row.wanted])
         return sampled_log_p(policy, logits, row, self.target.drawing)

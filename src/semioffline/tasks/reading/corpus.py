@@ -111,7 +111,7 @@ class Corpus:
         return source.where(split) or (None if source.files else self.name)
 
     def _held_out(self, source: Source, split: str) -> HeldOut | None:
-        """What is held out, where that concerns this split. On the Hub always: there the split is missing, or has no
+        """The HeldOut that concerns this split, if any. On the Hub always: there the split is missing, or has no
         answers. In a folder, when it has no file for it."""
         held, where = self.held_out, self._where(source, split)
         if held is None or where is None or split not in (held.split, held.of):
@@ -147,7 +147,7 @@ class Corpus:
     # ---- columns ----
 
     def _shape(self, stored: "Dataset", given: Mapping[str, str], place: Place) -> "tuple[Dataset, bool]":
-        """The rows with our columns, and whether they had them already."""
+        """The rows with our column names, and whether they had these names already."""
         stored = rename(stored, {ours: name for ours, name in given.items() if ours not in TEXTS})
         names = stored.column_names
         if set(TEXTS) <= set(names) and not set(TEXTS) & given.keys():
@@ -170,7 +170,7 @@ class Corpus:
 
 
 def _find(ours: str, given: str | None, usual: tuple[str, ...], also: str, names: list[str], place: Place) -> str:
-    """Their name of one of our columns."""
+    """The name of one of our columns in the data."""
     looked_for = (given,) if given else usual
     for name in looked_for:
         if name in names:
@@ -248,5 +248,5 @@ def _share(text: str) -> float:
 
 @cache
 def _say(message: str) -> None:
-    """Once for each message: a split may be read more than once."""
+    """Print a message only once: a split may be read more than once."""
     logger.warning("%s", message)

@@ -1,4 +1,4 @@
-"""The formats of data files: each gives its rows one by one, with the words that say where a row stands.
+"""The formats of data files: each yields its rows one by one, with a description of their place for messages.
 
 Files may come from anyone. They are read as a stream, no row may be longer than a limit, and a packed file that swells
 to many times its size is refused.
@@ -104,7 +104,7 @@ class _Unpacked(io.RawIOBase):
 
 
 class _Slices(io.RawIOBase):
-    """A file that gives little at a time, and counts."""
+    """A file that is read in small pieces, and counts its bytes."""
 
     def __init__(self, path: Path):
         self.file = open(path, "rb")  # noqa: SIM115
@@ -203,7 +203,7 @@ class _Values:
         self.at += characters
 
     def take(self, number: int) -> Any:
-        """The value that is next, that of row `number`."""
+        """The next value, which is row `number`."""
         self.next()
         while True:
             try:
@@ -290,7 +290,7 @@ def _read_parquet(stream: IO[bytes], path: Path, longest: int) -> Iterator[Locat
 
 
 def _check_parquet(file: Any, path: Path) -> None:
-    """Before anything is unpacked: column names, and sizes as the file states them."""
+    """Check column names and declared sizes before anything is unpacked."""
     names, about = file.schema_arrow.names, file.metadata
     if len(names) > MOST_COLUMNS:
         raise UserError(f"'{path}': {len(names):,} columns, but {MOST_COLUMNS:,} are the most.")

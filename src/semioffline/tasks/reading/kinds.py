@@ -1,4 +1,4 @@
-"""Kinds of model, as far as they want their prompts in different forms."""
+"""Kinds of models that need different forms of prompts."""
 
 from functools import cache
 from pathlib import Path

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def text_problem(name: str, value: Any) -> str | None:
-    """What is wrong with a prompt or a completion: it must be a text, or messages. None when nothing is."""
+    """The problem with a prompt or a completion, which must be a text or messages; None if there is none."""
     if isinstance(value, str):
         return None
     if not isinstance(value, list):

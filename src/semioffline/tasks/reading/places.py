@@ -1,4 +1,4 @@
-"""Where rows are: files, folders with one file for each split, the Hugging Face Hub, or memory."""
+"""Finds rows: in files, folders with one file for each split, on the Hugging Face Hub, or in memory."""
 
 import re
 from array import array
@@ -25,7 +25,7 @@ Place = Callable[[int], str]  # from a row's index to the words that say where t
 def open_rows(
     source: Any, split: str | None, limit: int | None = None, max_row_mb: float = MAX_ROW_MB
 ) -> "tuple[Dataset, Place]":
-    """The rows as they are stored, and for each the words that say where it stands."""
+    """The rows as they are stored, each with a description of its place for messages."""
     from datasets import Dataset
 
     if limit is not None and limit < 1:
@@ -43,7 +43,7 @@ def open_rows(
 
 
 def as_path(where: str | Path) -> Path:
-    """The path that a user has given; an error where it cannot be one."""
+    """The path that a user has given; an error if it cannot be a path."""
     try:
         path = Path(where).expanduser()
         path.exists()
@@ -178,7 +178,7 @@ class _Columns:
         self.number = 0
 
     def add(self, row: Any) -> None:
-        """Raises ValueError for what cannot be a row."""
+        """Add a row. Raises a ValueError if it is not a valid row."""
         if not isinstance(row, dict):
             raise ValueError(f"expected an object with columns, got {short(row)}")
         self._add(self.tree, row, 1)

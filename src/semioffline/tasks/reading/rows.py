@@ -1,6 +1,6 @@
 """Rows with our columns, checked.
 
-Whatever is wrong with a file is told with its name and line: rows are never dropped, and text is never guessed.
+Errors name the file and the line. Rows are never dropped, and text is never guessed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -199,7 +199,7 @@ def _wrong_type(row: DataRow, texts: Sequence[str]) -> str | None:
 
 
 def lists_problem(row: DataRow) -> str | None:
-    """What is wrong with the columns that are lists; each may be missing. None when nothing is."""
+    """The problem with the list columns, each of which may be missing; None if there is none."""
     for name, kinds in LISTS.items():
         values = row.get(name)
         fits = isinstance(values, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
