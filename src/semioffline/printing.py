@@ -127,7 +127,7 @@ TOLD = 30.0
 
 
 def is_terminal() -> bool:
-    """Whether what is printed is seen in a terminal that can draw a line again."""
+    """Whether output goes to a terminal that can redraw a line."""
     try:
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):  # not a file, or closed

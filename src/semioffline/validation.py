@@ -150,7 +150,7 @@ class Description:
         return None
 
     def _fits(self, value: Any) -> bool:
-        """Whether a value has the type. An int may stand for a float; a bool never stands for a number."""
+        """Whether a value has the type. An int is accepted as a float; a bool is never accepted as a number."""
         if isinstance(value, bool):
             return bool in self.kinds
         if isinstance(value, Integral):
@@ -195,7 +195,7 @@ def describe(item: Field[Any], hint: Any, allowed: Range | None = None, place: b
 
 
 def _kinds(parts: Iterable[Any]) -> tuple[set[type], tuple[str, ...], bool]:
-    """(types, names, whether these are all) of the parts of a type annotation."""
+    """The types and the allowed names in a type annotation, and whether the names are the only values."""
     kinds: set[type] = set()
     names: tuple[str, ...] = ()
     is_known = True

@@ -154,7 +154,7 @@ def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
     """BRIO's loss, summed over rows and pairs: sum_{i<j} max(0, f_j - f_i + (j - i) * margin).
 
     scores, rewards: (B, N), best candidate first. Candidates with equal rewards, or with NaN (padding), form no pair.
-    BRIO's code ranks candidates of equal reward too, in the order in which they stand.
+    BRIO's code ranks candidates of equal reward too, in the order of the data.
     """
     number = scores.shape[1]
     ranks = torch.arange(number, device=scores.device)

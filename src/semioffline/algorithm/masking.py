@@ -17,10 +17,10 @@ MaskPattern = Literal["random", "suffix", "span", "mixed"]
 def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit: MaskUnit = "token") -> Observation:
     """Replace each ordinary token by the mask token with probability `rate` (Definition 4 of the paper).
 
-    M_t ~ Bernoulli(rate) for every ordinary position t; the observation has the mask token where M_t = 1 and the
-    text's own token where M_t = 0. Special tokens and padding are never hidden. With unit "word" one number decides
-    for all pieces of a word (the published code instead lets a masked piece pull in the pieces after it, which hides
-    more than the rate says).
+    M_t ~ Bernoulli(rate) for every ordinary position t; the observation has the mask token where M_t = 1 and the text's
+    own token where M_t = 0. Special tokens and padding are never masked. With unit "word" one number decides for all
+    pieces of a word (the published code instead lets a masked piece pull in the pieces after it, which hides more than
+    the rate says).
 
     uniforms: (B, T) numbers in [0, 1); rate: a number or (B, 1).
     """
@@ -43,9 +43,9 @@ def choose_hidden(
     """(B, T) True at the positions to mask.
 
     random: each unit (token or word) by itself, with probability `rate`. suffix: as many units as the random mask has,
-    but the last ones. span: runs of `span` units on average. mixed: as random, but each row has a rate of its own, so
-    that contexts with few masks, which are like those of decoding, are among those that are trained. The expected share
-    is `rate` in every pattern, and the numbers of a row decide for it alone.
+    but the last ones. span: runs of `span` units on average. mixed: as random, but each row has its own rate, so that
+    training also has contexts with few masks, as in decoding. The expected share is `rate` in every pattern, and the
+    numbers of a row decide for it alone.
     """
     if pattern == "suffix":
         return _suffix(text, rate, uniforms, unit)

@@ -1,4 +1,4 @@
-"""K draws for every hidden position, from one forward pass."""
+"""K draws for every masked position, from one forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Observation, Samples, Text, send
 
 WIDTH = 1024
-"""Among so many tokens those that hold the mass of top_p are looked for first."""
+"""The tokens that hold the mass of top_p are first searched among this many."""
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
     """(M, V) True at the likeliest tokens, up to the one with which they hold the mass.
 
     Nearly always some hundred tokens do. On a GPU, to find these takes a small part of the time of sorting the
-    vocabulary, which is left to the rows that need it. (That there are such rows is asked of the device, which waits.)
+    vocabulary, which is left to the rows that need it. (The check for such rows makes the host wait for the device.)
     """
     likely, order = probabilities.topk(min(width, probabilities.shape[1]), dim=1)
     kept = torch.zeros_like(probabilities, dtype=torch.bool)
@@ -113,7 +113,7 @@ class DrawsProcessor:
 def draw_uniforms(
     observation: Observation, index: Tensor, num_samples: int, randomness: Randomness, purpose: str
 ) -> Tensor:
-    """(M, K) numbers for `draw`, keyed by the example that each hidden position belongs to."""
+    """(M, K) numbers for `draw`, keyed by the example that each masked position belongs to."""
     counts = observation.hidden.sum(1).tolist()
     return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
 

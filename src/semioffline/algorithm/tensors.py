@@ -55,7 +55,7 @@ class _Movable:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """non_blocking: from pinned memory, so that the device goes on with what it is doing."""
+        """non_blocking: copy from pinned memory, so that the host does not wait."""
         if non_blocking:
             return self._map(lambda t: send(t, torch.device(device)))
         return self._map(lambda t: t.to(device))
@@ -77,7 +77,7 @@ class Text(_Movable):
 
     @property
     def ordinary(self) -> Tensor:
-        """(B, T) True at the tokens that may be hidden from the policy."""
+        """(B, T) True at the tokens that may be masked."""
         return self.words >= 0
 
     @property
@@ -118,14 +118,14 @@ class Observation:
     """The part of a target that the policy sees: its tokens, with mask tokens at the masked positions."""
 
     ids: Tensor
-    """(B, T) token ids, the mask token at hidden positions."""
+    """(B, T) token ids, with the mask token at masked positions."""
     hidden: Tensor
-    """(B, T) True where the token is hidden (M_t = 1 in the paper)."""
+    """(B, T) True where the token is masked (M_t = 1 in the paper)."""
 
 
 @dataclass
 class Row:
-    """One target row to run through the policy, and the positions whose prediction is wanted."""
+    """One target row to run through the policy, and the positions to predict."""
 
     ids: Tensor
     """(B, T) the tokens that the policy is shown; the prediction for position t sees those before t."""

@@ -28,8 +28,8 @@ class _Parser(HfArgumentParser):
 
     @staticmethod
     def _parse_dataclass_field(parser: Any, field: Any) -> None:
-        """Transformers hands all metadata of a field to argparse, which knows `help` alone. Values that are not of the
-        field's type are told in our words."""
+        """Transformers hands all metadata of a field to argparse, which knows `help` alone. Values of a wrong type get
+        an error of this library."""
         field = copy.copy(field)
         field.metadata = {"help": field.metadata.get("help")}
         before = len(parser._actions)

@@ -43,7 +43,7 @@ def _config(model: Any) -> Any:
 
 
 class _Cache(Cache):
-    """Keys and values of every token in every layer: where a layer looks at the last ones only, its mask says so. They
+    """Keys and values of every token in every layer: if a layer attends only to the last ones, its mask does that. They
     have one type: under autocast, rotated keys come in float32, values in half precision."""
 
     def __init__(self, model: Any, length: int):
@@ -84,7 +84,7 @@ def _record(device: torch.device, function: Callable[[], Any]) -> Callable[[], A
 
 
 class ReplayedSteps:
-    """Stands for the decoder's forward: the prompt and the first tokens run plainly, then a step is recorded."""
+    """Replaces the decoder's forward. The prompt and the first tokens run plainly, then a step is captured."""
 
     def __init__(self, decoder: nn.Module, as_mask: Callable[[Tensor], Tensor], record: Recorder):
         self.plain, self._record, self._as_mask = decoder.forward, record, as_mask
@@ -94,7 +94,7 @@ class ReplayedSteps:
         self._before: dict[str, Tensor] = {}
         """What the step before was given."""
         self._places: dict[str, Tensor] = {}
-        """What the recorded step reads."""
+        """The tensors that the captured step reads."""
         self._replay: Callable[[], Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ class ReplayedSteps:
         return kwargs | {"encoder_attention_mask": self._source_mask}
 
     def _recorded(self, tensors: dict[str, Tensor], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """What is the same in every step (the encoder's states) stays where it is."""
+        """The tensors that are the same in every step (the encoder's states) keep their addresses."""
         same = {name for name, tensor in tensors.items() if self._before.get(name) is tensor}
         self._places = {name: tensor if name in same else tensor.clone() for name, tensor in tensors.items()}
         kwargs = _replaced(kwargs, self._places)
@@ -154,7 +154,7 @@ def _tensors(kwargs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _replaced(kwargs: dict[str, Any], places: dict[str, Tensor]) -> dict[str, Any]:
-    """The arguments, with the places that a recorded step reads for its tensors."""
+    """The arguments, with the tensors that a captured step reads."""
     return {
         name: {key: places.get(f"{name}/{key}", part) for key, part in value.items()}
         if isinstance(value, dict)

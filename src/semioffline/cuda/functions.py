@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 MOST_FUNCTIONS = 64
-"""Shapes recorded for each function without gradient."""
+"""Maximum number of captured shapes of each function without gradient."""
 _recorded = 0
 
 
@@ -32,7 +32,7 @@ def put(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
 
 
 def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Tensor]:
-    """Record a function of tensors without gradient. Replayed, it reads `inputs` and writes what it returned."""
+    """Capture a function of tensors without gradient. Replayed, it reads `inputs` and writes what it returned."""
     with torch.no_grad():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -65,7 +65,7 @@ def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[]
 @cache
 def shared_memory(device: int) -> tuple[Any, Any]:
     """Memory of the functions without gradient: one replays after the other, and what they return is copied. And a
-    graph that holds it: memory that no graph holds any more cannot be recorded to again."""
+    graph that holds it: memory that no graph holds cannot be captured into again."""
     pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     place = torch.zeros(1, device=f"cuda:{device}").add_(1)  # the kernel has run before it is recorded
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):

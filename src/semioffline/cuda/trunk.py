@@ -36,7 +36,7 @@ def is_plain(value: Any) -> bool:
 
 
 def uncached_casts(device: str) -> torch.autocast:
-    """Autocast as it is, but a weight is cast at each use: one that is cast while recording has no value yet."""
+    """The present autocast, but without its cache of weights: a weight that is cast during capture has no value yet."""
     half = torch.is_autocast_enabled(device)
     return torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False)
 
@@ -50,7 +50,7 @@ def refuse_adapter(model: Any) -> None:
 
 
 class _Body(nn.Module):
-    """A module's forward as a function of tensors only, as recording wants it."""
+    """A module's forward as a function of tensors only, which capturing needs."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any], names: list[str], rest: dict[str, Any]):
         super().__init__()
@@ -130,7 +130,7 @@ def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
-    """Record forward and backward for inputs of these shapes. pool: memory, which all graphs of a module and turn
+    """Capture forward and backward for inputs of these shapes. pool: memory, which all graphs of a module and turn
     share."""
     gc.collect()  # what an earlier step left of its autograd graph would be met in the recorded one
     inputs = _copies(tensors)
@@ -183,9 +183,9 @@ def recorded(
 
 
 class GraphedForward:
-    """Stands for a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments
-    that are neither tensors nor plain values, while `blocked`, while TURNS graphs wait for their backward, and after
-    MOST shapes.
+    """Replaces a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments that
+    are neither tensors nor plain values, while `blocked`, while TURNS graphs wait for their backward, and after MOST
+    shapes.
 
     The graphs of all shapes share their memory: one step needs one of them, from its forward to its backward. A pass
     beside one that waits has its turn in other memory. It is recorded at the next step: what autograd knows of the
@@ -200,8 +200,7 @@ class GraphedForward:
         blocked: Callable[[], bool] = bool,
         record: Callable[[_Body, list[Tensor], Any], Recording] = record,
     ):
-        """run: what to call in the place of the module's own forward; extra: gives tensors that it is to be called with
-        beside those that the model passes."""
+        """run: the function to call instead of the module's own forward; extra: gives further tensors to pass to it."""
         self.module = module
         self.extra, self.blocked = extra, blocked
         self.plain = run or module.forward
@@ -216,7 +215,7 @@ class GraphedForward:
             torch.cuda.graph_pool_handle() if torch.cuda.is_available() else turn for turn in range(TURNS)
         ]
         self._later: dict[_Key, tuple[_Body, list[Tensor]]] = {}
-        """What waits to be recorded."""
+        """Inputs that wait to be captured."""
         self.busy: set[int] = set()
         """Turns between forward and backward: their activations must not be overwritten."""
 

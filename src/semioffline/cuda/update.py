@@ -18,8 +18,8 @@ MOST_UPDATES = 2 * MOST
 
 
 class ReplayedUpdate:
-    """What reads or changes gradients in place, as graphs: one for each set of addresses that they are found at. These
-    are few, because recorded passes put the gradients of their shape always at the same ones."""
+    """What reads or changes gradients in place, as graphs: one for each set of addresses that they are found at. There
+    are few, because captured passes of one shape always put their gradients at the same addresses."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ReplayedUpdate:
         self._known.clear()
 
     def __call__(self, *settings: Any) -> Any:
-        """settings: what else a recording depends on."""
+        """settings: further values that a captured graph depends on."""
         key = (*settings, *(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters))
         if key not in self._known:
             if len(self._known) >= MOST_UPDATES:  # something that was seen once makes room
@@ -98,7 +98,8 @@ class Updates:
                 group["lr"], group["capturable"] = rate, capturable
 
     def _settle(self) -> None:
-        """Gradients that no recorded pass has made, as those of an untied head, are moved to one place as well."""
+        """Gradients that no captured pass has made, such as those of an untied head, are also moved to fixed
+        addresses."""
         recorded = [graphed.weights for graphed in self.trunk.graphed]
         if sum(map(len, recorded)) != self._recorded:
             self._recorded = sum(map(len, recorded))

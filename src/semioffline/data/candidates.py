@@ -155,8 +155,8 @@ def digest_columns(rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def check_settings(path: Path, settings: Mapping[str, object], what: str, begun: bool = True) -> None:
-    """Refuse a folder that holds what was made with other settings than these; note them in a new one, and in one where
-    nothing was made yet (begun=False), whatever an attempt that failed has noted there."""
+    """Reject a folder whose content was made with other settings; note them in a new one, and in one where nothing was
+    made yet (begun=False), whatever an attempt that failed has noted there."""
     if path.exists() and begun:
         before = read_json(path)
         told = changes(before, settings, (settings.keys() | before.keys()) - {DIGEST})

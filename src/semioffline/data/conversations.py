@@ -27,7 +27,7 @@ def messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[
 
 
 def _chat_text(messages: Sequence[Mapping[str, object]], row: int, policy: Policy) -> str:
-    """A conversation through the tokenizer's chat template, up to where the assistant begins to speak."""
+    """A conversation formatted by the tokenizer's chat template, up to the beginning of the assistant's answer."""
     from jinja2 import TemplateError
 
     tokenizer: Any = policy.tokens.tokenizer

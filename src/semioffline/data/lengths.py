@@ -1,4 +1,4 @@
-"""How long prompts and completions may be, and how many were cut."""
+"""Maximum lengths of prompts and completions, and counts of truncated texts."""
 
 from __future__ import annotations
 

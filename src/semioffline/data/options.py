@@ -1,4 +1,4 @@
-"""Where data and model are: options that all commands share, and the whole job in Python."""
+"""Options for data and model, shared by all commands and by `semioffline.run`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class DataOptions(Options):
         return {name: value for name, value in asdict(self).items() if name != "max_row_mb"}
 
     def has(self, split: str) -> bool:
-        """Whether there is such a split: a folder may lack one; a hub dataset is not asked."""
+        """Whether there is such a split: a folder may lack one; datasets on the Hub are not checked."""
         return self.load_task().has(self.source(), split)
 
 

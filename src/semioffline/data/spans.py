@@ -49,7 +49,7 @@ def _checked(spans: object, text: str, where: str) -> Spans:
 def keep_inside(encoded: Encoded, text: str, spans: Spans) -> Encoded:
     """The tokens of `text` with the word -1, which is never masked, unless the whole word lies inside the spans.
 
-    White space, which some tokenizers count to the word after it, is not looked at.
+    White space is ignored, because some tokenizers include it in the word after it.
     """
     covered = [character.isspace() for character in text]
     for start, end in spans:

@@ -188,8 +188,8 @@ def _some(rows: Dataset, policy: Policy, number: int, prompt: int, completion: i
 
 
 def _measure_speed(job: Job, plan: JobPlan, splits: Splits, policy: Policy) -> Speed:
-    """Time a few steps of each method, and the decoding of some inputs, with the model that there is now. This changes
-    the weights, so the model is discarded afterwards."""
+    """Time a few steps of each method, and the decoding of some inputs, with the present model. This changes the
+    weights, so the model is discarded afterwards."""
     lengths = plan.max_prompt_length, plan.max_completion_length
     outputs = time_outputs(
         policy,

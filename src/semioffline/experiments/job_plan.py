@@ -1,7 +1,7 @@
 """The plan of a job: rules that choose settings from data and model, and the file that keeps them.
 
-The plan is written once, before the first step. A job that goes on reads it, so that what depends on the clock of the
-machine (the numbers of steps) stays as it was.
+The plan is written once, before the first step. A job that continues reads it, so that numbers of steps, which depend
+on measured times, do not change.
 """
 
 from __future__ import annotations

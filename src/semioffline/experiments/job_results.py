@@ -23,7 +23,7 @@ class ModelResult(Record):
     """Its run folder, relative to that of the job: metrics.jsonl, config.yaml, predictions.jsonl, before.jsonl. The
     initial checkpoint has predictions alone."""
     metrics: dict[str, MetricResult]
-    """`reward` is what was trained for, whatever it is made of."""
+    """`reward` is the trained reward, also if it is a sum of several."""
     seconds: float
     """Of the stages that made it from the model before it; more M-FT and the result have the same time."""
     cost_per_input: dict[str, float] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class JobResult(Record):
     kind: str = "job"
     title: str
     reward: str
-    """Name of what was trained for."""
+    """Name of the trained reward."""
     sentence: str
     models: dict[str, ModelResult]
     """In the order of the table: INITIAL, MFT, MORE_MFT, RESULT. MFT is absent where none was needed."""

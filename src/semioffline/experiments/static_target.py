@@ -1,8 +1,7 @@
 """Which text is masked: the ground truth or the worst candidate. Chosen by a probe on a few inputs.
 
 The paper masks the ground truth for rewards that are not text overlap, and the worst candidate for those that are: a
-text that has the highest reward already leaves its samples nothing to gain. The probe looks at that, whatever the
-reward is made of.
+text that has the highest reward already leaves its samples nothing to gain. The probe measures this for any reward.
 """
 
 from __future__ import annotations

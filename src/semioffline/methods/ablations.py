@@ -1,4 +1,4 @@
-"""The paper's variants of semi-offline RL (sections 3.1 and 4.4), which show why it masks as it does.
+"""The paper's variants of semi-offline RL (sections 3.1 and 4.4), which test its way of masking.
 
 NAT is `semi_offline` with mask_rate=1; data+ and data- are its static_target=best and worst.
 """
@@ -61,7 +61,7 @@ class Method(SemiOffline):
 
     full: (c1), a masked position sees the draws of its own sample before it. no_mask: -Mask, scheduled sampling with
     two passes. noisy: part of the masked positions show the static token. all: the static target is appended to the
-    source. pre: the embedding of the hidden token is added to that of the mask token.
+    source. pre: the embedding of the masked token is added to that of the mask token.
     """
 
     config_class: ClassVar[type[AblationsConfig]] = AblationsConfig

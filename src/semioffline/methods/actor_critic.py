@@ -83,8 +83,8 @@ class Method(CriticMethod[ActorCriticConfig]):
 
 
 def with_end(row: Row, pad_id: int, most: int | None) -> Row:
-    """The row with one more position behind each text, whose prediction sees all of it. A text that takes all positions
-    that there are gets none."""
+    """The row with one more position behind each text, whose prediction sees all of it. A text that already has the
+    maximum length gets none."""
     ids, keep, wanted = widened(row.ids, row.ids.shape[1] + 1, pad_id), widened(row.keep_mask), widened(row.wanted)
     lengths = row.keep_mask.sum(1)
     ends = torch.arange(ids.shape[1]) == lengths[:, None]

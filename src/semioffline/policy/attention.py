@@ -52,4 +52,4 @@ def _attend(
 
 
 _UNSHARED = torch.nn.Module()
-"""Stands for a layer whose heads have keys of their own."""
+"""Passed instead of the layer: a module whose heads do not share keys."""

@@ -82,7 +82,7 @@ def diverse_beam_search(
 
 
 def group_problems(num_beams: int, num_beam_groups: int, diversity_penalty: float) -> list[str]:
-    """What is wrong with these settings, one sentence each."""
+    """The problems of these settings, one sentence each."""
     wrong = []
     if num_beam_groups < 1 or num_beams % num_beam_groups:
         wrong.append(f"num_beam_groups={show(num_beam_groups)} must divide num_beams={show(num_beams)}")
@@ -105,7 +105,8 @@ def _refuse_unsupported(config: GenerationConfig, num_beam_groups: int, diversit
 def _advance(
     groups: "list[_Group]", log_probs: Tensor, penalty: float, length: int, stopping_criteria: TokenRule
 ) -> bool:
-    """One step of all groups, in order, each discouraged from the tokens of those before. Returns whether to go on."""
+    """One step of all groups, in order, each discouraged from the tokens of those before. Returns whether to
+    continue."""
     counts = torch.zeros_like(log_probs[:, 0, 0])  # (B, V): how many beams of earlier groups went on with each token
     all_ended = torch.ones((), dtype=torch.bool, device=counts.device)
     for g, group in enumerate(groups):

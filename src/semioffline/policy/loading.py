@@ -142,7 +142,7 @@ def base_of(model: Any) -> Any:
 
 
 def check_adapters(configs: Iterable[Any]) -> None:
-    """Refuse adapters that put virtual tokens before the text: rows are run through the base model, which has none."""
+    """Reject adapters that put virtual tokens before the text: rows are run through the base model, which has none."""
     for config in configs:
         if getattr(config, "is_prompt_learning", False):
             name = str(getattr(config.peft_type, "value", config.peft_type))
@@ -220,8 +220,7 @@ def _takes_positions(model: Any) -> bool:
 
 
 def first_position(model: Any) -> int:
-    """The row of the position table that a text's first token takes: in RoBERTa, positions begin after the padding
-    id."""
+    """The row of the position table for the first token of a text: in RoBERTa, positions begin after the padding id."""
     if model.config.is_encoder_decoder:
         return 0
     table = getattr(getattr(model.get_decoder(), "embeddings", None), "position_embeddings", None)

@@ -25,7 +25,7 @@ def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layou
     """Lay the rows after one copy of the prompt, padded to a multiple of `multiple`.
 
     A row's first token is predicted at the prompt's last place, its token t at the place of its token t - 1; so its
-    last token never has to be put in.
+    last token is never an input.
     """
     device = source.ids.device
     prompt_lengths = source.keep_mask.sum(1, keepdim=True)  # (B, 1)

@@ -283,8 +283,8 @@ class Policy(nn.Module):
         return self.value_head
 
     def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:
-        """Encode once. Rows stand behind one another in one sequence under a block mask, so that the decoder computes
-        the keys and values of the source once too; or (where the model takes none) they are len(rows) * B sequences."""
+        """Encode once. Rows follow one another in one sequence under a block mask, so the decoder computes the keys and
+        values of the source only once; or (where the model takes none) they are len(rows) * B sequences."""
         source = pad_text(source, self.trunk.pad_multiple, self.tokens.pad_id)
         rows = [pad_row(row, self.trunk.pad_multiple, self.tokens.pad_id) for row in rows]
         mask = self._source_mask(source.keep_mask)
@@ -348,7 +348,7 @@ class Policy(nn.Module):
         return self._head_at(torch.cat(selected), added, input_ids=ids)
 
     def _head_at(self, selected: Tensor, added: Tensor | None, **inputs: Any) -> Tensor:
-        """Run the model; its own output map sees only the hidden states at `selected` of the flattened batch."""
+        """Run the model; its LM head gets only the hidden states at `selected` of the flattened batch."""
         device = self.device
         inputs = {name: send(v, device) if isinstance(v, Tensor) else v for name, v in inputs.items()}
         self._selected = send(selected, device)

@@ -67,7 +67,7 @@ def write_rating_page(
     order of outputs, anew for every input, from the system's randomness: the page cannot be used to work it out.
 
     Args:
-        inputs: How many, where there are so many.
+        inputs: The number of inputs, or all if there are fewer.
     """
     found = _outputs(folders)
     if len(found) < 2 and protocol == "pairwise":

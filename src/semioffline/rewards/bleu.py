@@ -22,7 +22,7 @@ MANY = 16
 MAX_WORDS = 1 << 17
 """Words remembered between calls."""
 _BETWEEN = ""
-"""Stands after every text; no word is empty."""
+"""A separator after every text; no word is empty."""
 
 
 class SentenceBleu(BaseReward):
@@ -81,7 +81,7 @@ class SentenceBleu(BaseReward):
         ]
 
     def _group(self, references: list[str]) -> list[tuple[str, ...]]:
-        """References that are handed over together."""
+        """References that are passed together."""
         if self.multi_reference == "all":
             return [tuple(references)]
         return [(reference,) for reference in references]
@@ -103,7 +103,7 @@ class SentenceBleu(BaseReward):
                 own[text] = _divide(length, nearest, *next(hits))
 
     def _read(self, texts: Iterable[str]) -> list[str]:
-        """sacrebleu's words of all texts, and what stands between texts after each."""
+        """sacrebleu's words of all texts, each text followed by a separator."""
         words = self._words
         if len(words) > MAX_WORDS:
             words.clear()

@@ -14,7 +14,7 @@ from semioffline.rewards.contract import WrappedReward
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Put back the working directory, where relative paths would name other files, and the standard streams. End a
+    """Restore the working directory, so that relative paths name the same files, and the standard streams. End a
     process that the block has forked and that comes back: it would go on with our work."""
     process, folder, streams = os.getpid(), _working_directory(), (sys.stdout, sys.stderr)
     try:

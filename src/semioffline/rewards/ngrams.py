@@ -32,7 +32,7 @@ class Counts:
         self._number(codes)
 
     def _number(self, codes: np.ndarray) -> None:
-        """Number the words of each group's references from 1 on; every other word, and what stands between texts, is
+        """Number the words of each group's references from 1 on; every other word, and the separator between texts, is
         0."""
         self.text = np.repeat(np.arange(len(self.ends)), self.lengths + 1)
         owner = self.group[self.text]
@@ -84,7 +84,7 @@ class Counts:
 def write(head: Sequence[Hashable], words: Iterable[Hashable], between: Hashable) -> tuple[str, str]:
     """One character for each word of the references (head) and of the completions; and that between texts.
 
-    Only words of the references need characters of their own: a table of a few words is looked up several times faster
+    Only words of the references need their own characters: a table of a few words is looked up several times faster
     than one of all words that were ever seen.
     """
     known = {word: chr(n) for n, word in enumerate(dict.fromkeys(head), start=1)}

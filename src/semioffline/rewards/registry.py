@@ -94,7 +94,7 @@ _MODELS: dict[tuple[str, str], EncoderReward] = {}
 
 
 def _load_model(family: str, given: str, processing_class: Any, device: Any) -> EncoderReward:
-    """Loaded once in a process, because evaluation asks for its metrics every time; it goes where it is asked to."""
+    """Loaded once in a process, because evaluation asks for its metrics every time; it is moved to the given device."""
     if not given.partition("?")[0]:
         raise UserError(f"'{family}:' needs the name or the path of a model: {family}:NAME_OR_PATH")
     module, name = FAMILIES[family]

@@ -56,7 +56,7 @@ class RougeBatch(Counts):
 
 
 def _words(texts: Iterable[str]) -> list[bytes]:
-    """The words of all texts, and what stands between texts after each."""
+    """The words of all texts, each text followed by a separator."""
     texts = list(texts)
     line = _MARK.join([*texts, ""])
     if line.count("\0") > len(texts):

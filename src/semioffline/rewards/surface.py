@@ -1,7 +1,7 @@
 """Statistics of a text, such as its length and repetition. Every log has them, because a narrow reward does not see
 them.
 
-Words are what stands between white space; they are compared in lower case.
+Words are separated by white space; they are compared in lower case.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class DeviceRouge:
         return sums / torch.full_like(sums, len(values))  # a device divides by a plain number as it likes
 
     def _read_samples(self, ids: Tensor, keep: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """(B, K, W) the numbers of each sample's words, at most so many, and (B, K) how many they are."""
+        """(B, K, W) the numbers of each sample's words, up to a maximum, and (B, K) their count."""
         size, many, length = ids.shape
         edges = self._edges[ids]  # (B, K, T, 3)
         joins, ends, blank = edges.unbind(-1)

@@ -1,8 +1,8 @@
 """Token ids to text by looking up each token's own piece: several times faster than a tokenizer's general decoder.
 
 A step decodes K samples of every input. For the usual decoders (byte-level, SentencePiece's, none at all) the text is
-the pieces of the tokens in a row. Whether that holds for a tokenizer is tried on random ids when it is loaded; where it
-does not, the tokenizer decodes itself. Plain Python and `tokenizers`: this runs in worker processes.
+the pieces of the tokens in a row. This is tested on random ids when a tokenizer is loaded. If it does not hold, the
+tokenizer's own decoder is used. Plain Python and `tokenizers`: this runs in worker processes.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ MOST_WORKERS = 16
 START = 60.0
 """Seconds that processes may take to start and to read a tokenizer, beside the time limit of rewards."""
 LEAST = 8
-"""Samples that are worth a process of their own."""
+"""The number of samples for which another process is worth its cost."""
 
 
 class WorkerProcesses:
@@ -206,7 +206,7 @@ class Asked:
         return list(np.frombuffer(answer).reshape(self._rewards, -1))
 
     def close(self) -> None:
-        """Give up what was not answered: its processes wait for draws, or are not read, and so they end."""
+        """Abandon an unanswered request: its processes wait for draws, or are not read, and so they end."""
         if self._pool is not None:
             self._pool.close()
             self._pool.release()
@@ -261,7 +261,7 @@ class Part(NamedTuple):
 
 
 def cut(counts: Sequence[int], number: int) -> list[list[Part]]:
-    """Groups of so many samples -> chunks of about equal numbers of samples, in order."""
+    """The sizes of groups -> chunks of about equal numbers of samples, in order."""
     starts = np.cumsum([0, *counts]).tolist()
     total = starts[-1]
     number = min(number, max(total // LEAST, 1))

@@ -99,7 +99,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what was appended to a log durable, if there is a log."""
+    """Make the appended lines of a log durable, if there is a log."""
     if path.exists():
         with writing(path):
             _sync(path)

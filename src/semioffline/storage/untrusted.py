@@ -31,13 +31,13 @@ def check_name(kind: str, name: str) -> str:
     if not name or not name.strip():
         problem = "must not be empty"
     elif len(name) > LONGEST_NAME:
-        problem = f"has {len(name)} characters, but {LONGEST_NAME} are the most"
+        problem = f"has {len(name)} characters, but at most {LONGEST_NAME} are allowed"
     elif not name.isprintable() or any(character in _SEPARATORS for character in name):
         problem = f"may hold printable characters only, and none of {' '.join(_SEPARATORS)}"
     elif name[0] in ". " or name[-1] in ". ":
         problem = "must neither begin nor end with a dot or a space"
     elif len(name.encode()) > MOST_BYTES:
-        problem = f"has {len(name.encode())} bytes in UTF-8, but {MOST_BYTES} are the most"
+        problem = f"has {len(name.encode())} bytes in UTF-8, but at most {MOST_BYTES} are allowed"
     if problem is not None:
         raise UserError(f"the {kind} {short(name)} {problem}: choose another name")
     return name
@@ -46,7 +46,7 @@ def check_name(kind: str, name: str) -> str:
 def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
-    Raises ValueError where the text is malformed, an object has a key twice, or a text holds half a character.
+    Raises a ValueError if the text is malformed, an object has a key twice, or a string has a lone surrogate.
     """
     try:
         value = JSON.decode(text)
@@ -64,7 +64,7 @@ def in_words(error: ValueError) -> str:
 
 
 def check_escapes(text: str) -> None:
-    r"""JSON can write half of a character, \ud83d without its second half, which no file and no tokenizer takes."""
+    r"""JSON can contain a lone surrogate, \ud83d without its second half, which neither files nor tokenizers accept."""
     if "\\ud" in text or "\\uD" in text:
         try:
             json.dumps(json.loads(text), ensure_ascii=False).encode()
@@ -101,7 +101,7 @@ def check_settings(value: Any, depth: int = 0) -> None:
             raise ValueError(f"the text {short(value)} holds a character that no setting takes")
     elif isinstance(value, int):
         if abs(value) > LARGEST_NUMBER:
-            raise ValueError(f"a number has {value.bit_length()} bits, but 63 are the most")
+            raise ValueError(f"a number has {value.bit_length()} bits, but at most 63 are allowed")
     elif value is not None and not isinstance(value, float):
         raise ValueError(f"{short(value)} is a {type(value).__name__}: write it in quotes")
 

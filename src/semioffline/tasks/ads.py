@@ -145,8 +145,8 @@ def click_rate(completions: Sequence[str], category: Sequence[str], **kwargs: An
     rate = BIAS + sum over slots of the mean of preference(w, category) over the slot's words w that are present
 
     It sees a bag of words: neither facts nor fluency. So it can be hacked by a text that is no advertisement, only the
-    liked words: watch `facts_right` beside it. An advertisement with random wording gets 0.25 on average, as does any
-    one wording used for all categories; the best wording per category gets 0.79.
+    liked words: watch `facts_right`, too. An advertisement with random wording gets 0.25 on average, as does any one
+    wording used for all categories; the best wording per category gets 0.79.
     """
     return [_click_rate(text, kind) for text, kind in zip(completions, category, strict=True)]
 

@@ -25,7 +25,7 @@ FIRST = 1e-6
 """The weight of the first step, of which nothing is known yet: it only measures."""
 FILE = "balance.json"
 TERMS = ("rl", "ranking")
-"""What has a weight beside the MLE term: the RL term, and BRIO's."""
+"""The terms with a weight, in addition to the MLE term: the RL term, and BRIO's."""
 
 
 @dataclass

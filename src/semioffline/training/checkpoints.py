@@ -31,7 +31,7 @@ from semioffline.training.run_log import LOG, as_numbers
 STAGING = "incomplete-checkpoint"
 PROGRESS = "progress-{rank}.json"
 NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
-"""Files without which a run would go on to other weights."""
+"""Files without which a resumed run would reach other weights."""
 logger = logging.getLogger(__name__)
 
 

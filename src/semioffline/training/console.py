@@ -60,7 +60,7 @@ class Advice(TrainerCallback):
 
 
 class Console(TrainerCallback):
-    """Shows a run while it goes on. The trainer adds one, unless `verbose` keeps Transformers' own."""
+    """Shows a run while it trains. The trainer adds one, unless `verbose` keeps Transformers' own."""
 
     def __init__(self, task: str = "", heading: Collection[str] = HEADING, brief: str = "") -> None:
         """

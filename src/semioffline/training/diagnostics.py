@@ -185,7 +185,7 @@ def mask_token(log: Diagnostics, most: float = 0.65) -> Told:
 
 
 def reward_missing(log: Diagnostics, most: float = 0.1) -> Told:
-    """The validation reward is no number, or stands for a part of the inputs only."""
+    """The validation reward is not a number, or covers only a part of the inputs."""
     last = log.evals[-1]
     if "eval_reward" in last and not _is_number(last["eval_reward"]):
         return "the validation reward is not a number: no output got a reward", (

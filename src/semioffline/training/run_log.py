@@ -78,7 +78,8 @@ class RunLog(TrainerCallback):
 
 
 def _is_before(line: dict[str, Any], step: int, ended: bool) -> bool:
-    """Whether a line of metrics.jsonl stays when training goes on after this step. A summary stays where it ended."""
+    """Whether a line of metrics.jsonl is kept when training continues after this step. A summary stays where it
+    ended."""
     return 0 < step >= line.get("step", math.inf) and (ended or "train_loss" not in line)
 
 

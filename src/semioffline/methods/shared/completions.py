@@ -50,8 +50,8 @@ def completion_rows(
 
 @dataclass
 class SampleLog:
-    """What is logged of samples that replace the masked positions of a static target. Nothing is computed before one of
-    its methods is called, which waits for the rewards."""
+    """The log of samples that replace the masked positions of a static target. Nothing is computed before one of its
+    methods is called, which waits for the rewards."""
 
     codec: Codec
     batch: Batch

@@ -67,7 +67,7 @@ def sampled_log_p(policy: Policy, logits: Tensor, row: Row, config: DrawingSetti
 
 
 def rows_of(row: Row) -> Tensor:
-    """(P,) the input that each wanted position belongs to."""
+    """(P,) the input that each predicted position belongs to."""
     return row.wanted.nonzero()[:, 0]
 
 

@@ -95,7 +95,7 @@ class Corpus:
         return shaped.select(chosen)
 
     def has(self, source: Source, split: str) -> bool:
-        """Whether there is such a split; a dataset on the Hub is not asked."""
+        """Whether there is such a split; datasets on the Hub are not checked."""
         where = self._where(source, split)
         if where is None or split in source.files:
             return where is not None

@@ -229,7 +229,7 @@ class _Values:
         return UserError(f"{self.path}, line {line}: not valid JSON: {message}.")
 
     def _read_on(self) -> None:
-        """Read as much again as there is of a value, so that long ones are not decoded often."""
+        """Double the part of a value that is read, so that long values are not decoded many times."""
         self.lines += self.part.count("\n", 0, self.at)
         self.part, self.at = self.part[self.at :], 0
         more = self.text.read(max(2**16, len(self.part)))
@@ -243,7 +243,7 @@ def _read_table(stream: IO[bytes], path: Path, longest: int, delimiter: str) -> 
     try:
         header = next(reader, [])
         if len(header) > MOST_COLUMNS:
-            raise UserError(f"{path}, line 1: {len(header):,} columns, but {MOST_COLUMNS:,} are the most.")
+            raise UserError(f"{path}, line 1: {len(header):,} columns, but at most {MOST_COLUMNS:,} are allowed.")
         if len(set(header)) < len(header):
             raise UserError(f"{path}, line 1: a column name occurs twice: {', '.join(header)}.")
         for cells in filter(None, reader):  # a blank line is no row
@@ -293,7 +293,7 @@ def _check_parquet(file: Any, path: Path) -> None:
     """Check column names and declared sizes before anything is unpacked."""
     names, about = file.schema_arrow.names, file.metadata
     if len(names) > MOST_COLUMNS:
-        raise UserError(f"'{path}': {len(names):,} columns, but {MOST_COLUMNS:,} are the most.")
+        raise UserError(f"'{path}': {len(names):,} columns, but at most {MOST_COLUMNS:,} are allowed.")
     if len(set(names)) < len(names):
         raise UserError(f"'{path}': a column name occurs twice: {', '.join(names)}.")
     groups = (about.row_group(n) for n in range(about.num_row_groups))

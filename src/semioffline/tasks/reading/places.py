@@ -54,7 +54,8 @@ def as_path(where: str | Path) -> Path:
 
 
 def has_split(where: str | Path, split: str) -> bool:
-    """Whether there is such a split: a folder may lack one, a file is the train split, a hub dataset is not asked."""
+    """Whether there is such a split: a folder may lack one, a file is the train split, datasets on the Hub are not
+    checked."""
     path = as_path(where)
     if path.is_dir():
         stems = _stems(path)

@@ -122,7 +122,7 @@ def set_references(dataset: "Dataset", references: Mapping[int, list[str]]) -> "
 
 
 def iterate(dataset: "Dataset", names: Sequence[str]) -> Iterator[DataRow]:
-    """The rows as plain Python values, only the columns asked for."""
+    """The rows as plain Python values, with the given columns only."""
     if names:
         for batch in dataset.with_format(None).select_columns(list(names)).iter(batch_size=1000):
             for values in zip(*(batch[name] for name in names), strict=True):
