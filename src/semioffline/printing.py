@@ -29,11 +29,11 @@ def one_line(text: object) -> str:
 
 
 _NARROWEST = 20
-"""Characters of a terminal that a text needs to be broken into lines beside its margin."""
+"""The fewest characters that must remain next to the margin for a text to be broken into lines."""
 
 
 def say(text: object = "", error: bool = False, strong: bool = False, margin: int | None = None) -> None:
-    """Print a text as it is: no markup is read in it, and nothing in it acts on the terminal.
+    """Print a text literally: markup in it is not interpreted, and nothing in it controls the terminal.
 
     Args:
         strong: Bold in a terminal.

@@ -176,7 +176,7 @@ def _check_label(method: str) -> None:
 
 
 def _check_own(method: str, own: Recipe) -> None:
-    """The names and values of a method's own settings."""
+    """Check the names and values of a method's own settings."""
     kind: Any = config_class("mft" if method == START else method.partition("@")[0])
     names = setting_names(kind)
     for name in own.keys() - names - set(OWN):

@@ -11,7 +11,7 @@ from semioffline.printing import show_table
 
 
 def plan_lines(title: str, reward: str, plan: JobPlan, options: JobOptions) -> list[tuple[str, str]]:
-    """What will be done, with what was decided and why: (margin, text) of each line."""
+    """The lines of the plan, (margin, text) each: stages, decisions and their reasons."""
     found = plan.found
     rows = ", ".join(
         f"{split} {number:,}{' (cut from train)' if split in found.cut else ''}" for split, number in found.rows.items()

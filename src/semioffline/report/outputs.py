@@ -57,7 +57,7 @@ def row_value(row: OutputRow | None, name: str, run: Run) -> float | None:
 
 
 def metric_names(run: Run) -> list[str]:
-    """Of the outputs of a run, the one that it was trained for first."""
+    """The metrics of the outputs of a run, rewarded ones first."""
     others = [name for name in run.metrics if name != REWARD]
     if len(run.rewards) > 1:
         return [REWARD, *others]

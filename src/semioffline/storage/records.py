@@ -48,7 +48,7 @@ _NOUNS: dict[Any, str] = {str: "text", bool: "true or false", int: "a whole numb
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
-    """A value of a JSON file as its type says: records inside lists, maps and optional fields are made, too.
+    """Convert a JSON value to its declared type: records inside lists, maps and optional fields are made, too.
 
     name: of the value, for errors.
     """
