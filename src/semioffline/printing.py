@@ -159,7 +159,7 @@ class Activity:
 
 
 class _LiveLine:
-    """The one line at the bottom of a terminal that changes. Activities inside others share it."""
+    """The one line at the bottom of a terminal that changes. Nested activities share the line."""
 
     def __init__(self) -> None:
         self.activities: list[Activity] = []

@@ -155,15 +155,15 @@ LINES: list[tuple[str, str]] = [
     (f"{JOB} --columns prompt=nope", "unknown column 'nope'"),
     (
         f"candidates {DATA} --reward rewards.py:ok --strategy sampling --search_beams 4",
-        "--search_beams 4 must not be given",
+        "--search_beams 4 has no effect",
     ),
     (
         f"candidates {DATA} --reward rewards.py:ok --strategy sampling --num_beam_groups 4",
-        "--num_beam_groups 4 must not be given",
+        "--num_beam_groups 4 has no effect",
     ),
     (
         f"candidates {DATA} --reward rewards.py:ok --strategy beam --num_beam_groups 2",
-        "--num_beam_groups 2 must not be given",
+        "--num_beam_groups 2 has no effect",
     ),
     (
         f"candidates {DATA} --reward rewards.py:ok --num_candidates 1",

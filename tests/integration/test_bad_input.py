@@ -430,7 +430,7 @@ def test_code_is_found_wherever_a_recipe_names_it(
     [
         ("mft@/../../x", "none of /"),
         ("mft@a\\b", "none of /"),
-        ("mft@" + "x" * 300, "304 characters, but 100"),
+        ("mft@" + "x" * 300, "304 characters, but at most 100"),
         ("mft@" + "漢" * 90, "274 bytes"),
         ("mft@a\x1b[31m", "printable"),
         ("mft@..", "dot"),

@@ -33,8 +33,8 @@ def test_a_name_that_can_be_a_file_is_taken(name: str) -> None:
         (".hidden", "dot"),
         ("end.", "dot"),
         (" a", "space"),
-        ("a" * 101, "101 characters, but 100"),
-        ("漢" * 90, "270 bytes in UTF-8, but 200"),
+        ("a" * 101, "101 characters, but at most 100"),
+        ("漢" * 90, "270 bytes in UTF-8, but at most 200"),
     ],
 )
 def test_a_name_that_cannot_be_a_file_is_refused(name: str, part: str) -> None:

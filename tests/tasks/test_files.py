@@ -209,7 +209,7 @@ def test_prompt_template():
         "{prompt!r}": r"write only \{prompt\}",
         "{id:>5}": r"write only \{id\}",
         "{prompt": "cannot read prompt_template",
-        "Summary:": "uses no column",
+        "Summary:": "contains no column",
         "{tags}": r"dataset, index 0: .*tags is \['a'\]",
         "{none}": "dataset, index 0: the none is missing",
     }.items():
@@ -481,7 +481,7 @@ P = '{"prompt": "a", "completion": "b"'
         ("r.jsonl", ROW + b"\xef\xbb\xbf" + ROW, "line 2: not valid JSON"),
         ("r.jsonl", ROW.decode().encode("utf-16"), "line 1: .*utf-8"),
         ("r.csv", "prompt,completion\na,b\n".encode("utf-16"), "it is not UTF-8"),
-        ("r.csv", "a," * 2000, "2,001 columns, but 1,000"),
+        ("r.csv", "a," * 2000, "2,001 columns, but at most 1,000"),
         ("r.jsonl", lines([{f"k{n}": 1} for n in range(2000)]), "line 1001: .*1,000 names of columns"),
         ("r.jsonl", lines([{"x": {f"k{n}": 1}} for n in range(2000)]), "line 1000: .*1,000 names of columns"),
         ("r.json", "[" + P + "} " + P + "}]", "Expecting ',' delimiter"),

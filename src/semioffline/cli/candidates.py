@@ -95,7 +95,7 @@ class CandidateOptions(Options):
         unread = {"sampling": ("num_beam_groups", "search_beams"), "beam": ("num_beam_groups",)}
         for name in unread.get(self.strategy, ()):
             if (value := getattr(self, name)) is not None:
-                raise UserError(f"--{name} {value} must not be given: --strategy {self.strategy} has none")
+                raise UserError(f"--{name} {value} has no effect with --strategy {self.strategy}: leave it out")
         if self.strategy == "sampling":
             return make(do_sample=True, top_p=self.top_p, temperature=self.temperature)
         beams = self.search_beams or self.num_candidates

@@ -358,7 +358,7 @@ class Trunk:
 
     @contextmanager
     def at(self, positions: Tensor | None) -> Iterator[None]:
-        """Inside, these are the positions of the decoder's tokens; None: 0, 1, 2, ..."""
+        """Inside the block, the decoder's tokens have these positions; None: 0, 1, 2, ..."""
         before, self.positions = self.positions, positions
         try:
             yield

@@ -79,7 +79,8 @@ def _reads_both_ways(config: Any) -> bool:
 
 def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase, adapted: bool = False) -> int:
     """The tokenizer's own mask token, or a new one whose embedding is that of a T5 sentinel or the mean embedding.
-    adapted: the model gets an adapter, and peft, loading that, makes the table exactly as large as the tokenizer."""
+    adapted: the model gets an adapter. The embedding then has exactly as many rows as the tokenizer has tokens, as peft
+    makes it when it loads the adapter."""
     new = tokenizer.mask_token_id is None
     rows_before = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > rows_before:  # without added tokens: some models have more of these than they know

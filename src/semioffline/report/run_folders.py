@@ -138,7 +138,8 @@ def _read_run(folder: Path, label: str, before: Sequence[OutputRow] = (), with_o
 
 
 def _runs_of_comparison(path: Path) -> list[Run]:
-    """Every run; outputs of the first seed of each method only: one text an input is enough to read."""
+    """Every run of a comparison. Outputs are read for the first seed of each method only, which is enough for a
+    reader."""
     folders = sorted(part.parent for part in path.glob("runs/*/result.json"))
     names = {folder: folder.name.rpartition("-seed") for folder in folders}
     first = {method: folder for folder in reversed(folders) for method, _, _ in [names[folder]]}
