@@ -174,7 +174,7 @@ LINES: list[tuple[str, str]] = [
     (f"evaluate {DATA} --columns prompt=prompt prompt=completion", "column 'prompt' is mapped twice"),
     (f"evaluate {DATA} --columns =", "cannot read column mapping '='"),
     (f"evaluate {DATA} --prompt_template {{prompt!r}}", "without a format or conversion"),
-    (f"evaluate {DATA} --prompt_template plain", "uses no column"),
+    (f"evaluate {DATA} --prompt_template plain", "contains no column"),
     (f"evaluate {DATA} --split Test", "Test"),
     (f"evaluate {DATA} --metrics broken.py:f", "cannot import broken.py: SyntaxError"),
     (f"evaluate {DATA} --metrics leaving.py:f", "cannot import leaving.py: SystemExit"),

@@ -187,7 +187,7 @@ def test_what_cannot_be_recorded_is_an_error(tiny_policy, tiny_batch):
     handle = decoder.layers[0].register_forward_pre_hook(asks_the_device)
     policy.generator.replay_decoding(record=Recorder())
     with pytest.raises(
-        UserError, match=r"decoding step .* cannot be recorded \(operation not .* capturing\): do without"
+        UserError, match=r"decoding step .* cannot be captured \(operation not .* capturing\): set cuda_graphs to false"
     ):
         generate(policy, source, GREEDY)
     handle.remove()
@@ -205,7 +205,7 @@ def test_what_cannot_be_recorded_is_an_error(tiny_policy, tiny_batch):
 def test_arguments_that_a_recording_would_not_see_are_refused(tiny_policy):
     policy = tiny_policy("llama")
     decoder = policy.base.get_decoder()
-    refused = pytest.raises(UserError, match="attention_mask=object cannot be recorded")
+    refused = pytest.raises(UserError, match="attention_mask=object cannot be captured")
     with replayed_steps(decoder, partial(as_attention_mask, policy.base), Recorder()), refused:
         decoder(input_ids=torch.ones(1, 1, dtype=torch.long), attention_mask=object())
 

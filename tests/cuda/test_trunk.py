@@ -271,7 +271,7 @@ def test_an_adapter_is_refused(tiny_policy):
     from peft import LoraConfig
 
     policy = tiny_policy("llama", peft_config=LoraConfig(r=2, target_modules=["q_proj"]))
-    with pytest.raises(UserError, match="cuda_graphs does not go with an adapter"):
+    with pytest.raises(UserError, match="cuda_graphs does not support this adapter"):
         policy.use_cuda_graphs()
 
 

@@ -399,7 +399,7 @@ def test_the_command_refuses_a_broken_model(
     model.save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
     assert main(command(tmp_path / "out", "--model", tmp_path / "model", "--strategy", strategy)) == 2
-    assert "the model's weights are not finite" in one_line(capsys)
+    assert "the model's weights contain NaN" in one_line(capsys)
     assert not (tmp_path / "out" / OUTPUT).exists()
 
 

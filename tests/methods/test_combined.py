@@ -98,7 +98,7 @@ def test_what_has_no_mle_term_takes_that_of_mft(tiny_policy, tiny_data, settings
         ("avg+avg", "same method twice"),
         ("ft+mft", "two MLE terms"),
         ("ft+brio", "an MLE term that the other"),
-        ("avg+brio+gold", "two is the most"),
+        ("avg+brio+gold", "at most two can be combined"),
     ],
 )
 def test_what_cannot_be_combined_is_told_in_one_line(settings, name, message):

@@ -194,7 +194,7 @@ def test_weights_that_a_checkpoint_does_not_have_are_told(tmp_path, tiny_policy,
     policy.tokens.tokenizer.save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, logger="semioffline"):
         Policy.load(str(tmp_path))
-    assert "start at random: decoder." in caplog.text
+    assert "initialised at random: decoder." in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["bart", "t5", "llama", "gpt2"])

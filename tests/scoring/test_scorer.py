@@ -549,7 +549,7 @@ def test_a_worker_that_is_stopped_is_ended_after_the_time_limit(policy, tiny_bat
     with caplog.at_level(logging.WARNING):
         assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
     assert time.monotonic() - began < 10
-    assert "scoring in this process" in caplog.text
+    assert "rewards are computed in the training process" in caplog.text
     wait_for_the_end_of(everyone)
     assert torch.equal(scorer(samples_of(batch, 15), batch).rewards, expected)
 
