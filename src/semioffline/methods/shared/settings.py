@@ -73,7 +73,9 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
     def problems(self) -> list[str]:
         found = super().problems()
         if self.kl_weight and (self.fsdp or self.deepspeed):
-            found.append("kl_weight needs all weights in each process: remove fsdp and deepspeed, or set kl_weight to 0")
+            found.append(
+                "kl_weight needs all weights in each process: remove fsdp and deepspeed, or set kl_weight to 0"
+            )
         if self.kl_target is not None and not self.kl_weight:
             found.append("kl_target needs a kl_weight above 0: the weight of the first step")
         return found
