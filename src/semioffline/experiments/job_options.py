@@ -99,9 +99,9 @@ class JobOptions(Options):
         0, "Never repeat an n-gram of this size; 0: no limit.", "Evaluation", NOT_NEGATIVE
     )
     validation_inputs: int = setting(
-        200, "Validation rows that are used; fewer when decoding is slow.", "Evaluation", STEPS
+        200, "Number of validation inputs to use; fewer if decoding is slow.", "Evaluation", STEPS
     )
-    test_inputs: int = setting(1000, "Test rows that are used; fewer when decoding is slow.", "Evaluation", STEPS)
+    test_inputs: int = setting(1000, "Number of test inputs to use; fewer if decoding is slow.", "Evaluation", STEPS)
     lora_r: int | None = setting(None, "Train LoRA adapters of this rank instead of all weights.", "Model", BATCH)
     lora_alpha: int = setting(32, "LoRA alpha: scale of the adapters.", "Model", BATCH)
 
