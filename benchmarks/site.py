@@ -25,7 +25,7 @@ PAGES = {
     "SECURITY.md": "project/security.md",
     "README.md": "index.md",
     "src/semioffline/recipes": "recipes.md",
-} | {f"examples/{path.name}": f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").glob("*.py"))}
+} | {str(path.relative_to(ROOT)): f"examples/{path.stem}.md" for path in sorted((ROOT / "examples").rglob("*.py"))}
 """path in the repository -> page of the site"""
 SOURCES = {page: path for path, page in PAGES.items()}
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
