@@ -1,4 +1,4 @@
-"""Options for data and model, shared by all commands and by `semioffline.run`."""
+"""Options for data and model, shared by all commands and by the whole job in Python."""
 
 from __future__ import annotations
 
