@@ -86,7 +86,7 @@ LINES: list[tuple[str, str]] = [
     (f"train semi_offline {TRAIN} --config list.yaml", "mask_rate in the recipe must be one value"),
     (f"train semi_offline {TRAIN} --config tab.yaml", "tab.yaml is not YAML"),
     (f"train semi_offline {TRAIN} --config code.yaml", "code.yaml is not YAML"),
-    (f"train semi_offline {TRAIN} --resume_from_checkpoint x", "say --resume"),
+    (f"train semi_offline {TRAIN} --resume_from_checkpoint x", "use --resume"),
     (f"train semi_offline {TRAIN} --optim galore_adamw", "optim='galore_adamw'"),
     (f"train semi_offline {TRAIN} --optim_args x", "optim="),
     (f"train semi_offline {TRAIN} --neftune_noise_alpha 5", "neftune_noise_alpha"),

@@ -158,7 +158,7 @@ def test_a_broken_model_writes_no_candidates(kind: str, strategy: str, tmp_path:
     policy = build_policy(kind)
     with torch.no_grad():
         policy.base.get_output_embeddings().weight.fill_(torch.nan)
-    with pytest.raises(UserError, match="weights are not finite"):
+    with pytest.raises(UserError, match="weights contain NaN or infinity"):
         make(tmp_path, kind, strategy, policy=policy)
     assert not [*tmp_path.rglob("*.jsonl*")]
 

@@ -288,6 +288,7 @@ def picks_of_a_step(policy, examples, chosen, step, settings):
         seen.extend(completions[::2])
         return [0.0] * len(completions)
 
+    look.deterministic = False  # it looks at all samples, and those of a row are the same
     batch = Collator(policy.tokens.pad_id)([examples[n] for n in chosen])
     with torch.no_grad():
         Method(settings).step(policy, batch, Scorer(policy, RewardSet(look)), Randomness(0, step))

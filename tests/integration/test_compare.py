@@ -230,7 +230,7 @@ def test_rows_of_one_input_stay_together_when_some_are_left_out():
         != divide_inputs(rows, 3, seed=1)[1]["completion"][:]
     )
     for number in (0, 10):
-        with pytest.raises(UserError, match="there are 10"):
+        with pytest.raises(UserError, match="the training data has 10"):
             divide_inputs(rows, number, seed=0)
 
 

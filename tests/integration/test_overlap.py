@@ -67,8 +67,10 @@ def test_rouge_where_the_samples_are_trains_the_same(kind: str, case: str, tmp_p
         there = train(tmp_path / "there", **settings, **HERE)
     assert there.scorer._device_rewards
     assert all(torch.equal(a, b) for a, b in zip(weights(there).values(), weights(here).values(), strict=True))
-    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
-    assert numbers(tmp_path / "there")[0]["reward_std"] > 0
+    logged = numbers(tmp_path / "here")
+    assert all(0 < line.pop("cost/reward_calls") <= 4 for line in logged)  # of texts, which a device does not read
+    assert numbers(tmp_path / "there") == logged
+    assert logged[0]["reward_std"] > 0
 
 
 def test_the_model_goes_on_while_samples_are_scored(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def test_log_p_is_that_of_the_distribution_drawn_from(tiny_policy, tiny_batch, s
         seen.append(probabilities.gather(1, ids).log().squeeze(1))
         return ids
 
-    real = sampling._draw
-    monkeypatch.setattr(sampling, "_draw", draw)
+    real = sampling.invert
+    monkeypatch.setattr(sampling, "invert", draw)
     texts = sample_texts(policy, batch, args, Randomness(0, 0), 1)
     row = sampled_row(policy, batch, texts, args.max_completion_length)
     [logits] = policy.predict(batch.source, [row])
