@@ -20,7 +20,7 @@ from semioffline.experiments import job_stages, whole_job
 from semioffline.experiments.job_options import JobOptions
 from semioffline.experiments.job_plan import Speed, eval_interval, learning_rates, plan_stages, wanted_steps
 from semioffline.experiments.job_results import ModelResult
-from semioffline.experiments.job_text import better_model
+from semioffline.experiments.job_text import better_model, fine_tuning
 from semioffline.experiments.static_target import TargetProbe, choose_target
 
 SHORT: dict[str, Any] = {"mft_steps": 2, "rl_steps": 3, "more_mft_steps": 2, "batch_size": 4, "num_samples": 4}
@@ -274,6 +274,12 @@ def test_a_stage_that_helps_nothing_leaves_the_weights_of_its_start(
     ]
     assert all(weights[name].equal(start[name]) for weights in after for name in start)
     assert capsys.readouterr().out.count("that is kept") == 2
+
+
+def test_the_sentence_says_when_fine_tuning_took_another_time() -> None:
+    assert fine_tuning(240.0, 290.0) == fine_tuning(2.0, 6.0) == "fine-tuning for the same time"
+    assert fine_tuning(248.0, 408.0) == "fine-tuning for 7 min (RL: 4 min)"
+    assert fine_tuning(40.0, 10.0) == "fine-tuning for 10 s (RL: 40 s)"
 
 
 def test_stages_can_be_left_out_and_set(model: str, tmp_path: Path) -> None:

@@ -65,12 +65,20 @@ def duration(seconds: float) -> str:
 def sentence(reward: str, models: dict[str, ModelResult]) -> str:
     """One sentence with the score of more M-FT (or of the model before RL), the score of RL, and the difference."""
     over = next(name for name in (MORE_MFT, MFT, INITIAL) if name in models)
-    said = {MORE_MFT: "fine-tuning for the same time", MFT: "the fine-tuned model", INITIAL: "the initial checkpoint"}
+    said = {MFT: "the fine-tuned model", INITIAL: "the initial checkpoint"}
+    other = said[over] if over in said else fine_tuning(models[RESULT].seconds, models[MORE_MFT].seconds)
     before, after = (models[name].metrics["reward"].mean for name in (over, RESULT))
     difference = models[over].difference
     assert difference is not None
     mean, low, high = (_shown(reward, number, "+") for number in (difference.mean, difference.low, difference.high))
-    return f"{reward} {_shown(reward, before)} → {_shown(reward, after)}, {mean} ({low} to {high}) over {said[over]}"
+    return f"{reward} {_shown(reward, before)} → {_shown(reward, after)}, {mean} ({low} to {high}) over {other}"
+
+
+def fine_tuning(rl_seconds: float, seconds: float) -> str:
+    """What RL is compared with. The times differ if the machine was busy in between, or if the steps were given."""
+    if abs(seconds - rl_seconds) <= max(rl_seconds / 4, 5.0):
+        return "fine-tuning for the same time"
+    return f"fine-tuning for {duration(seconds)} (RL: {duration(rl_seconds)})"
 
 
 def better_model(models: dict[str, ModelResult]) -> str | None:
