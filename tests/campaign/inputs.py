@@ -32,6 +32,7 @@ COMMANDS["run"] = COMMANDS["demo"] = [DataOptions, ModelOptions, JobOptions]
 WITH: dict[str, dict[str, Any]] = {
     "bf16": {"use_cpu": True},
     "draw_end": {"eos_after": 1},
+    "kl_target": {"kl_weight": 0.1},
     "early_stopping_patience": {"eval_strategy": "steps"},
     "load_best_model_at_end": {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1},
     "save_strategy": {"metric_for_best_model": "reward"},
