@@ -217,6 +217,7 @@ OBJECTS: list[tuple[Callable[..., Any], str, Any]] = [
     *((_train, "model", value) for value in (None, nn.Linear(2, 2), *NO_OBJECTS)),
     *((_train, "processing_class", value) for value in ("model", None, *NO_OBJECTS)),
     *((_train, "args", value) for value in ("x", *NO_OBJECTS)),
+    *((_train, name, value) for name in ("callbacks", "method", "peft_config") for value in ("x", *NO_OBJECTS)),
     (_train, "train_dataset", None),
     (_train, "resume", 3),
 ]

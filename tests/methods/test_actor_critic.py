@@ -37,7 +37,7 @@ def test_values_are_a_linear_map_of_the_states_behind_the_logits(tiny_policy, ti
     assert policy.add_value_head() is head
     keep = batch.target.keep_mask
     rows = [Row(batch.target.ids, keep, keep), Row(batch.target.ids, keep, batch.target.ordinary, "grad")]
-    torch.nn.init.normal_(head.weight)
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(0))
     plain = policy.predict(batch.source, rows)
     logits, values = policy.predict(batch.source, rows, with_values=True)
     assert all(torch.equal(a, b) for a, b in zip(plain, logits, strict=True))

@@ -164,8 +164,10 @@ def lora_config(rank: int, alpha: int) -> Any:
 
 def add_adapter(model: Any, peft_config: Any, mask_id: int) -> nn.Module:
     """Attach the adapter; the mask token's embedding row is trained and saved with it."""
-    from peft import get_peft_model
+    from peft import PeftConfig, get_peft_model
 
+    if not isinstance(peft_config, PeftConfig):
+        raise UserError(f"peft_config={short(repr(peft_config))} must be a peft.PeftConfig, such as LoraConfig(...)")
     check_adapters([peft_config])
     if hasattr(peft_config, "trainable_token_indices") and not peft_config.trainable_token_indices:
         table = model.get_decoder().get_input_embeddings()

@@ -8,6 +8,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from semioffline.config import MethodConfig
 from semioffline.data.order import Epochs
+from semioffline.errors import UserError, short
 from semioffline.training.checkpoints import Progress, SafeCheckpoints, SaveByTime
 from semioffline.training.console import Advice, Console
 from semioffline.training.run_log import RunLog
@@ -16,7 +17,14 @@ from semioffline.training.trackers import CompletionTables
 
 def find_console(given: Sequence[TrainerCallback] | None) -> Console:
     """The console that the user has created, or a new one."""
+    if not isinstance(given, (list, tuple, type(None))) or not all(map(_is_callback, given or ())):
+        raise UserError(f"callbacks={short(repr(given))} must be a list of transformers.TrainerCallback")
     return next((found for found in given or () if isinstance(found, Console)), Console())
+
+
+def _is_callback(given: object) -> bool:
+    """Transformers also takes classes, and makes the objects itself."""
+    return isinstance(given, TrainerCallback) or (isinstance(given, type) and issubclass(given, TrainerCallback))
 
 
 def arrange(

@@ -87,7 +87,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         method: BaseMethod | None = None,
     ):
         args = config_class("semi_offline")(output_dir="semioffline-output") if args is None else args
-        self.method = load_method(args) if method is None else method
+        self.method = load_method(args, method)
         set_seed(args.seed)  # an adapter's weights are drawn when it is added
         self.policy = Policy.of(model, processing_class, peft_config=peft_config, share_prompt=args.share_prompt)
         if args.disable_dropout:

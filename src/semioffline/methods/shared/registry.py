@@ -66,10 +66,14 @@ def config_class(name: str) -> type[MethodConfig]:
     return combined
 
 
-def load_method(config: MethodConfig) -> BaseMethod:
-    """The method whose settings these are; that of `one+another` runs both on every batch."""
+def load_method(config: MethodConfig, own: BaseMethod | None = None) -> BaseMethod:
+    """The method whose settings these are; that of `one+another` runs both on every batch. own: the user's, instead."""
     if not isinstance(config, MethodConfig):
         raise UserError(f"args={short(repr(config))} must be a MethodConfig, such as SemiOfflineConfig(output_dir=...)")
+    if own is not None and not isinstance(own, BaseMethod):
+        raise UserError(f"method={short(repr(own))} must be a BaseMethod object; args select a method by their class")
+    if own is not None:
+        return own
     names = check_method(config.method)
     found = {part: _class_of(part)(config) for part in names}
     return with_penalty(Combined(config, found) if len(found) > 1 else next(iter(found.values())))
