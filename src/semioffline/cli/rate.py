@@ -14,7 +14,7 @@ from semioffline.printing import say, show_table
 from semioffline.report.page import REPORT, write_report
 from semioffline.report.rated import RatingTable, add_ratings, collect
 from semioffline.report.rating import CRITERIA, KEY, PAGE, Key, Protocol, write_rating_page
-from semioffline.storage.files import read_json
+from semioffline.storage.records import read_record
 from semioffline.storage.untrusted import check_name
 from semioffline.training.run_folder import open_folder
 from semioffline.validation import BATCH, Options, setting
@@ -73,10 +73,7 @@ def read_files(files: list[Path], named: str | None) -> None:
 
 
 def _read_key(path: Path) -> Key:
-    try:
-        key = Key.from_json(read_json(path))
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is not the key of a rating page: {error}") from error
+    key = read_record(Key, path, "the key of a rating page")
     shown = {number for item in key.items for number in item.systems}
     if key.protocol not in get_args(Protocol) or not shown <= set(range(len(key.systems))):
         raise UserError(f"{path} is not the key of a rating page: its protocol or its items are unknown")

@@ -75,7 +75,7 @@ def read_recipe(path: Path) -> Recipe:
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise UserError(f"the recipe {path} is larger than {LARGEST // 1000} kB: it it must contain settings only")
+            raise UserError(f"the recipe {path} is larger than {LARGEST // 1000} kB: it must contain settings only")
         recipe = parse_yaml(content)
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error

@@ -32,7 +32,8 @@ from semioffline.experiments.provenance import Provenance
 from semioffline.experiments.timing import free_memory, time_outputs, time_steps
 from semioffline.methods.shared.registry import config_class
 from semioffline.policy.policy import Policy
-from semioffline.storage.files import read_json, write_atomically
+from semioffline.storage.files import write_atomically
+from semioffline.storage.records import read_record
 from semioffline.training.mask_token import INPUTS, check_mask_token
 
 if TYPE_CHECKING:
@@ -123,10 +124,7 @@ def find_plan(job: Job) -> JobPlan | None:
     path = job.folder / PLAN
     if not path.exists():
         return None
-    try:
-        plan = JobPlan.from_json(read_json(path))
-    except (TypeError, LookupError, AttributeError) as error:
-        raise UserError(f"{path} does not hold the plan of a job: {error}") from error
+    plan = read_record(JobPlan, path, "the plan of a job")
     names = plan.made_with.keys() | job.made_with.keys()
     if told := changes(plan.made_with, job.made_with, names):
         raise UserError(f"{job.folder} holds a job with other settings ({told}): name another folder")

@@ -20,7 +20,7 @@ from semioffline.storage.records import Record, read_record
 from semioffline.storage.untrusted import parse_json
 
 RATINGS = "ratings.json"
-LEVELS = {"overall": (-1, 0, 1), "criteria": (1, 2, 3), "pairwise": (-1, 0, 1)}
+_LEVELS = {"overall": (-1, 0, 1), "criteria": (1, 2, 3), "pairwise": (-1, 0, 1)}
 """protocol -> the scores that a rater may give. Pairwise: -1 the first output, 1 the second, 0 neither."""
 
 
@@ -165,14 +165,14 @@ def _read(path: Path, key: Key) -> Iterator[_Rating]:
 def _checked(entry: Any, key: Key, rater: str, path: Path) -> _Rating:
     values = entry if isinstance(entry, dict) else {}
     item, place, score = values.get("item"), values.get("output"), values.get("score")
-    number = type(item) is int and 0 <= item < len(key.items)
-    outputs = len(key.items[item].systems) if number and type(item) is int else 0
+    number = item if type(item) is int and 0 <= item < len(key.items) else None
+    outputs = 0 if number is None else len(key.items[number].systems)
     fits = (type(place) is int and 0 <= place < outputs) or (key.protocol == "pairwise" and place is None)
-    is_level = type(score) is int and score in LEVELS[key.protocol]
-    if not number or not fits or not is_level or values.get("criterion") not in key.criteria:
+    is_level = type(score) is int and score in _LEVELS[key.protocol]
+    if number is None or not fits or not is_level or values.get("criterion") not in key.criteria:
         raise UserError(f"{path} has an answer that the rating page does not offer: {json.dumps(entry)[:200]}")
-    system = -1 if key.protocol == "pairwise" else key.items[item].systems[place]  # type: ignore[index]
-    return _Rating(rater, int(item), system, str(values["criterion"]), float(score))  # type: ignore[arg-type]
+    system = -1 if key.protocol == "pairwise" else key.items[number].systems[place]  # type: ignore[index]
+    return _Rating(rater, number, system, str(values["criterion"]), float(score))  # type: ignore[arg-type]
 
 
 def _means(key: Key, ratings: Sequence[_Rating]) -> list[MeanScore]:

@@ -36,12 +36,12 @@ class Record:
 R = TypeVar("R", bound=Record)
 
 
-def read_record(kind: type[R], path: Path) -> R:
-    """The record in a JSON file, which may be damaged, or someone else's."""
+def read_record(kind: type[R], path: Path, what: str = "a file that semioffline has written") -> R:
+    """The record in a JSON file, which may be damaged, or someone else's. what: the file should be, for the error."""
     try:
         return kind.from_json(read_json(path))
     except (TypeError, LookupError, AttributeError) as error:
-        raise UserError(f"{path} is not a file that semioffline has written: {error}") from error
+        raise UserError(f"{path} is not {what}: {error}") from error
 
 
 _NOUNS: dict[Any, str] = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
