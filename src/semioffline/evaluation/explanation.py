@@ -15,7 +15,7 @@ from torch import Tensor
 
 from semioffline.algorithm.masking import cover
 from semioffline.algorithm.sampling import sampling_logits
-from semioffline.algorithm.tensors import Row, Text
+from semioffline.algorithm.tensors import Row
 from semioffline.config import MethodConfig
 from semioffline.data.examples import Collator, Example, Examples, as_dataset
 from semioffline.data.lengths import text_limits
@@ -122,9 +122,8 @@ def explain(
         made = generate_ids(policy, _read(given, policy, limits), Decoding(max_new_tokens=limits[1]), progress=False)
         [given["completion"]] = policy.tokens.decode(made)
     [example] = _read(given, policy, limits).examples
-    text = Collator(policy.tokens.pad_id)([example]).target
-    own, swaps = _find_swaps(policy, example, text, alternatives, batch_size)
-    ids: list[list[int]] = [text.ids[0].tolist(), *(swap.ids for swap in swaps)]
+    own, swaps = _find_swaps(policy, example, alternatives, batch_size)
+    ids: list[list[int]] = [example.target.ids.tolist(), *(swap.ids for swap in swaps)]
     texts = policy.tokens.decode(ids)
     values = _score(rewards, example, texts, ids)
     words = [ExplainedWord(shown, probability, []) for shown, probability in own]
@@ -142,26 +141,27 @@ def _read(row: dict[str, Any], policy: Policy, limits: tuple[int, int]) -> Examp
 
 @torch.no_grad()
 def _find_swaps(
-    policy: Policy, example: Example, text: Text, most: int, batch_size: int
+    policy: Policy, example: Example, most: int, batch_size: int
 ) -> tuple[list[tuple[str, float]], list[_Swap]]:
     """Each word and its probability, and the texts with another one: one forward pass over one copy of the text for
     each word, in which that word is hidden."""
-    numbers = [n for n in dict.fromkeys(text.words[0].tolist()) if n >= 0]
-    source = Collator(policy.tokens.pad_id)([example]).source
+    ids, words = example.target.ids.tolist(), example.target.words.tolist()
+    numbers = [n for n in dict.fromkeys(words) if n >= 0]
+    collate = Collator(policy.tokens.pad_id)
     own: list[tuple[str, float]] = []
     swaps: list[_Swap] = []
     for start in range(0, len(numbers), batch_size):
-        chosen = torch.tensor(numbers[start : start + batch_size])
-        copies = Text(*(part.repeat(len(chosen), 1) for part in (text.ids, text.keep_mask, text.words)))
-        observation = cover(copies, copies.words == chosen[:, None], policy.tokens.mask_id)
-        sources = Text(*(part.repeat(len(chosen), 1) for part in (source.ids, source.keep_mask, source.words)))
-        [logits] = policy.predict(sources, [Row(observation.ids, copies.keep_mask, observation.hidden, purpose="rl")])
+        chosen = numbers[start : start + batch_size]
+        batch = collate([example] * len(chosen))
+        text, hidden = batch.target, batch.target.words == torch.tensor(chosen)[:, None]
+        shown = cover(text, hidden, policy.tokens.mask_id).ids
+        [logits] = policy.predict(batch.source, [Row(shown, text.keep_mask, hidden, purpose="rl")])
         p = sampling_logits(logits, policy.allowed).softmax(1).cpu()
-        for at, part in enumerate(p.split(observation.hidden.sum(1).tolist())):
-            places = observation.hidden[at].nonzero().flatten().tolist()
-            swaps += _swaps_of_word(policy, len(own), text.ids[0].tolist(), places, part, most)
-            known = text.ids[0, places]
-            own.append((_shown(policy, known.tolist()), float(part.gather(1, known[:, None]).prod())))
+        for number, part in zip(chosen, p.split(hidden.sum(1).tolist()), strict=True):
+            places = [at for at, word in enumerate(words) if word == number]
+            swaps += _swaps_of_word(policy, len(own), ids, places, part, most)
+            known = [ids[place] for place in places]
+            own.append((_shown(policy, known), float(part[range(len(known)), known].prod())))
     return own, swaps
 
 
