@@ -293,25 +293,18 @@ def test_odd_run_folders_are_shown(
     try_it("hostile run folders", SHOWN[command].split(), "", (0,))
 
 
+REFUSED = [(command, name) for command in SHOWN for name in hostile.BAD_RUNS]
+REFUSED += [("report", name) for name in hostile.BAD_NOTES]
+
+
 @pytest.mark.campaign
-@pytest.mark.parametrize("command", SHOWN)
-@pytest.mark.parametrize("name", hostile.BAD_RUNS)
+@pytest.mark.parametrize(("command", "name"), REFUSED)
 def test_bad_run_folders_are_refused_by_the_name_of_the_file(
-    name: str, command: str, run_folder: Callable[..., Path], try_it: Callable[..., None]
+    command: str, name: str, run_folder: Callable[..., Path], try_it: Callable[..., None]
 ) -> None:
-    file, content = hostile.BAD_RUNS[name]
+    file, content = (hostile.BAD_RUNS | hostile.BAD_NOTES)[name]
     run_folder(file, content)
     try_it("hostile run folders", SHOWN[command].split(), f"their-run/{file}", (2,))
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", hostile.BAD_NOTES)
-def test_bad_notes_in_a_run_folder_are_refused_by_the_name_of_the_file(
-    name: str, run_folder: Callable[..., Path], try_it: Callable[..., None]
-) -> None:
-    file, content = hostile.BAD_NOTES[name]
-    run_folder(file, content)
-    try_it("hostile run folders", SHOWN["report"].split(), f"their-run/{file}", (2,))
 
 
 @pytest.mark.campaign
