@@ -5,13 +5,12 @@ python -m benchmarks.defaults --model FLAN_T5_SMALL --data_dir DATA --output_dir
 DATA has a folder for each task (commongen, samsum, scitldr); `ads` needs none and has its tiny model. Each task is
 fine-tuned with masks once, for as many steps as `semioffline run` plans for 20 minutes on two CPU cores. Every variant
 then is `semioffline.run` from that checkpoint: one half of the validation rows chooses the checkpoint of the RL stage,
-the other half measures it. More M-FT from the same checkpoint is measured once per task. Results that are complete are
-kept when the script is started again; --jobs runs several variants at a time.
+the other half measures it. More M-FT from the same checkpoint is measured once per task. Variants that are already in
+OUTPUT_DIR/defaults.json are not measured again; --jobs runs several variants at a time.
 
 defaults.json has, for each task and variant, the reward before and after, the paired difference, and the metrics that
 were not rewarded; and for each variant the share of the best variant's gain that it has, the mean over tasks and the
 lowest. The variant with the highest lowest share is named: a default must not fail anywhere.
-benchmarks/defaults.json is what has been measured so far: on SciTLDR one variant, on SAMSum nine, on CommonGen six.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT, RESULT, 
 from semioffline.experiments.provenance import commit
 from semioffline.printing import say
 from semioffline.report.job import run
-from semioffline.storage.files import make_folder, write_atomically
+from semioffline.storage.files import make_folder, read_json, write_atomically
+from semioffline.storage.records import Record
 from semioffline.training.run_folder import versions
 
 STEPS = {"ads": (300, 150, 200), "commongen": (445, 220, 330), "samsum": (90, 60, 80), "scitldr": (60, 45, 60)}
@@ -53,7 +53,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Record):
     """One variant on one task, on validation rows that nothing was chosen by."""
 
     before: float
@@ -148,10 +148,17 @@ def shares(found: dict[str, dict[str, Measured]]) -> dict[str, dict[str, float]]
     return {label: {"mean": sum(each) / len(each), "lowest": min(each)} for label, each in by_variant.items()}
 
 
+def read(folder: Path) -> dict[str, dict[str, Measured]]:
+    """What defaults.json has already."""
+    path = folder / "defaults.json"
+    tasks = read_json(path)["tasks"] if path.exists() else {}
+    return {task: {label: Measured.from_json(one) for label, one in own.items()} for task, own in tasks.items()}
+
+
 def write(found: dict[str, dict[str, Measured]], folder: Path) -> None:
     summary = shares(found)
     chosen = max(summary, key=lambda label: summary[label]["lowest"]) if summary else None
-    tasks = {task: {label: asdict(one) for label, one in own.items()} for task, own in found.items()}
+    tasks = {task: {label: one.to_json() for label, one in own.items()} for task, own in found.items()}
     told = {"kind": "defaults", "chosen": chosen, "shares": summary, "tasks": tasks}
     about = {"commit": commit(), "versions": versions(system=False)}
     write_atomically(folder / "defaults.json", json.dumps(told | {"about": about}, indent=1))
@@ -160,13 +167,14 @@ def write(found: dict[str, dict[str, Measured]], folder: Path) -> None:
 def measure_all(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, Measured]]:
     """Every variant on every task, in --jobs processes; defaults.json is written after each."""
     variants = [Variant(ratio, rate) for rate in options.rates for ratio in options.ratios]
-    found: dict[str, dict[str, Measured]] = {task: {} for task in options.tasks}
+    found = {task: {} for task in options.tasks} | read(folder)
+    missing = {task: [one for one in variants if one.label not in found[task]] for task in options.tasks}
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        starts = {pool.submit(train_start, task, options): task for task in options.tasks}
+        starts = {pool.submit(train_start, task, options): task for task in missing if missing[task]}
         pending: dict[Future[Measured], tuple[str, Variant]] = {}
         for start in as_completed(starts):
             task = starts[start]
-            for variant in variants:
+            for variant in missing[task]:
                 pending[pool.submit(measure, task, variant, start.result(), options)] = (task, variant)
         for future in as_completed(pending):
             task, variant = pending[future]
