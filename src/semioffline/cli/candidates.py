@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import get_args
 
 from semioffline.cli.options import parse
 from semioffline.cli.recipes import Recipe
-from semioffline.config import MethodConfig, TruncationSide
-from semioffline.data.candidates import write_candidates
-from semioffline.data.examples import Examples
-from semioffline.data.lengths import text_limits
+from semioffline.config import TruncationSide
+from semioffline.data.candidate_job import CandidateJob, absolute, run_candidates
+from semioffline.data.candidates import CandidateFolder
 from semioffline.data.options import DataOptions, ModelOptions
+from semioffline.data.shards import Split
+from semioffline.engines.options import EngineOptions
 from semioffline.errors import UserError
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.diverse_beam import MOST_DIVERSE
 from semioffline.printing import say
-from semioffline.scoring.reward_set import RewardSet
 from semioffline.training.run_folder import open_folder, write_settings
 from semioffline.validation import (
     BATCH,
@@ -112,40 +113,45 @@ class CandidateOptions(Options):
 
 
 def run(argv: list[str]) -> None:
-    types = [DataOptions, ModelOptions, CandidateOptions]
+    types = [DataOptions, ModelOptions, CandidateOptions, EngineOptions]
     task = parse("candidates", types, argv)[0].load_task()
     ours = {field.name for field in fields(CandidateOptions)}  # lengths and repetition, but not the number of beams
     defaults: Recipe = {name: value for name, value in task.settings.items() if name in ours}
     defaults["reward"] = [task.reward] if task.reward else None
-    data, model, options = parse("candidates", types, argv, defaults)
+    data, model, options, where = parse("candidates", types, argv, defaults)
     if not options.output_dir:
         raise UserError("no output folder: give --output_dir FOLDER")
     if not options.reward:
         raise UserError("candidates needs a reward to sort by: give --reward (a name, file.py:function or model:NAME)")
-    device = model.checked_device()
     options.decoding(2)  # refuse bad settings before anything is loaded
-    rewards = RewardSet(options.reward, device=device, timeout=options.reward_timeout)
-    source = data.source(options.seed)
-    rows, stored = task.load(source, options.split), task.load(replace(source, raw=True), options.split)
+    engine = where.make()
+    split = Split(task, data.source(options.seed), options.split)
+    job = _job(model, options, Path(options.output_dir).absolute(), 0)
+    if where.engine == "local":
+        job.check()
+    content = split.check()
     folder = open_folder(options.output_dir, resume=True)
-    policy = model.load().to(device)
-    if options.cuda_graphs:
-        policy.generator.replay_decoding()
-    args = MethodConfig(
-        output_dir=str(folder),
-        use_cpu=device == "cpu",
-        max_prompt_length=options.max_prompt_length,
-        max_completion_length=options.max_completion_length,
-        truncation_side=options.truncation_side,
-    )
-    limits = text_limits(policy, args)
-    examples = Examples(rows, policy, *limits, args.truncation_side)
+    job = replace(job, folder=replace(job.folder, rows=content.rows))
     not_theirs = ("output_dir", "device", "shard_size", "batch_size", "cuda_graphs", "reward_timeout")
     settings = data.made_with() | asdict(model) | asdict(options)
     settings = {k: v for k, v in settings.items() if k not in not_theirs}
-    path = write_candidates(
-        policy, examples, stored, options.decoding(limits[1]), rewards, folder, settings,
-        options.batch_size, options.shard_size, options.seed,
-    )  # fmt: skip
+    path, cut = run_candidates(engine, job, split, content.digest, settings)
     write_settings(folder, data, model, options)
-    say(f"{len(examples)} inputs with up to {options.num_candidates} candidates each in {path}")
+    if cut.prompts or cut.completions:
+        say(str(replace(cut, of=content.rows)))
+    say(f"{content.rows} inputs with up to {options.num_candidates} candidates each in {folder / path.name}")
+
+
+def _job(model: ModelOptions, options: CandidateOptions, folder: Path, rows: int) -> CandidateJob:
+    names = ("max_prompt_length", "max_completion_length", "truncation_side")
+    return CandidateJob(
+        folder=CandidateFolder(folder, rows, options.shard_size),
+        model=replace(model, model=model.model and absolute(model.model)),
+        rewards=[absolute(name) for name in options.reward],
+        config={name: getattr(options, name) for name in names},
+        decoding=options.decoding,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        timeout=options.reward_timeout,
+        cuda_graphs=options.cuda_graphs,
+    )

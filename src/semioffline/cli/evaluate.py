@@ -12,10 +12,11 @@ from semioffline.cli.options import default_metrics, parse
 from semioffline.cli.results import EvaluateResult
 from semioffline.cli.run_folder import about, print_changes, print_metrics
 from semioffline.config import MethodConfig, TruncationSide
-from semioffline.data.candidates import DIGEST, check_settings, digest_rows
+from semioffline.data.candidates import check_settings, digest_rows
 from semioffline.data.examples import Examples
 from semioffline.data.lengths import text_limits
 from semioffline.data.options import DataOptions, ModelOptions
+from semioffline.data.shards import DIGEST
 from semioffline.errors import UserError
 from semioffline.evaluation.decode import read_outputs
 from semioffline.evaluation.metrics import evaluate

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypedDict
 
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.sampling import text_uniforms
-from semioffline.data.examples import Collator, Examples
+from semioffline.data.examples import Collator, Example, Examples
+from semioffline.data.shards import DIGEST, digest_columns
+from semioffline.engines.base import Tell
 from semioffline.errors import UserError, changes
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.printing import Activity, activity, figure, left
 from semioffline.scoring.calls import reward_columns
 from semioffline.scoring.reward_set import RewardSet
-from semioffline.storage.files import make_folder, read_json, write_atomically
+from semioffline.storage.files import join_files, make_folder, read_json, write_atomically
 
 OUTPUT = "candidates.jsonl"
-DIGEST = "digest"
-"""The name under which the settings hold the digest of the rows."""
 
 
 class Candidates(TypedDict):
@@ -32,6 +32,39 @@ class Candidates(TypedDict):
 
     candidates: list[str]
     candidate_rewards: list[float]
+
+
+@dataclass(frozen=True)
+class CandidateFolder:
+    """The folder of candidates. The work is cut into shards, each of which has a file that is complete or not there."""
+
+    path: Path
+    rows: int
+    shard_size: int
+
+    def shard(self, number: int) -> Path:
+        return self.path / "shards" / f"{number:05d}-of-{self.shards:05d}.jsonl"
+
+    @property
+    def shards(self) -> int:
+        return math.ceil(self.rows / self.shard_size)
+
+    def begin(self, settings: Mapping[str, object]) -> list[int]:
+        """The numbers of the missing shards. Others of the same folder must have been made with these settings."""
+        make_folder(self.path / "shards")
+        begun = any((self.path / "shards").iterdir()) or (self.path / OUTPUT).exists()  # else nothing was made
+        check_settings(self.path / "settings.json", settings, "candidates", begun)
+        return [n for n in range(self.shards) if not self.shard(n).exists()]
+
+    def write(self, number: int, stored: Sequence[Mapping[str, object]], made: Sequence[Candidates]) -> None:
+        lines = [json.dumps({**row, **own}, ensure_ascii=False, default=str) + "\n" for row, own in zip(stored, made)]
+        write_atomically(self.shard(number), "".join(lines))
+
+    def join(self, is_new: bool) -> Path:
+        """All shards in one file. is_new: whether a shard was made; else others may be reading the file."""
+        if is_new or not (self.path / OUTPUT).exists():
+            join_files(self.path / OUTPUT, [self.shard(n) for n in range(self.shards)])
+        return self.path / OUTPUT
 
 
 def write_candidates(
@@ -55,73 +88,93 @@ def write_candidates(
     was interrupted. `settings` says what the shards were made with, and a digest of what the rows say is noted beside
     them; others are refused once there is a shard. Only the batch size may change, for one that was too large.
     """
-    folder = Path(folder)
-    shards = folder / "shards"
-    make_folder(shards)
-    own = {"rows": len(examples), "decoding": decoding.signature(), "seed": seed, "shard_size": shard_size}
-    own |= {DIGEST: digest_rows(examples)}
-    begun = any(shards.iterdir()) or (folder / OUTPUT).exists()  # else nothing was made with what is noted there
-    check_settings(folder / "settings.json", {**settings, **own}, "candidates", begun)
-    number = math.ceil(len(examples) / shard_size)
-    paths = [shards / f"{n:05d}-of-{number:05d}.jsonl" for n in range(number)]
-    missing = [n for n in range(number) if not paths[n].exists()]
-    if missing and not policy.is_finite():  # beams would take any tokens for the best, and sampling ends in an error
+    place = CandidateFolder(Path(folder), len(examples), shard_size)
+    missing = place.begin({**settings, **noted(place, decoding, seed, digest_rows(examples))})
+    if missing:
+        check_finite(policy)
+    starts = {n: n * shard_size for n in missing}
+    parts = {n: examples.examples[start : start + shard_size] for n, start in starts.items()}
+    with activity(is_told=True) as shown:
+        progress = Progress(shown, len(examples), sum(map(len, parts.values())))
+        for n, part in parts.items():
+            made = make_candidates(policy, part, decoding, rewards, batch_size, seed, progress.add)
+            place.write(n, [rows[starts[n] + i] for i in range(len(part))], made)
+    return place.join(is_new=bool(missing))
+
+
+def noted(place: CandidateFolder, decoding: Decoding, seed: int, digest: str) -> dict[str, object]:
+    """What candidates depend on, whatever the command: for settings.json."""
+    own = {"rows": place.rows, "decoding": decoding.signature(), "seed": seed, "shard_size": place.shard_size}
+    return own | {DIGEST: digest}
+
+
+def check_finite(policy: Policy) -> None:
+    if not policy.is_finite():  # beams would take any tokens for the best, and sampling ends in an error
         raise UserError(
             "the model's weights contain NaN or infinity: its training was not stable; use an earlier checkpoint"
         )
-    shares = {n: list(range(n * shard_size, min((n + 1) * shard_size, len(examples)))) for n in missing}
-    with activity(is_told=True) as shown:
-        progress = _Progress(shown, len(examples), sum(map(len, shares.values())))
-        for n, chosen in shares.items():
-            made = _make(policy, examples, chosen, decoding, rewards, batch_size, seed, progress)
-            lines = [json.dumps(rows[i] | made[i], ensure_ascii=False, default=str) + "\n" for i in chosen]
-            write_atomically(paths[n], "".join(lines))
-    if missing or not (folder / OUTPUT).exists():  # else others may be reading it
-        write_atomically(folder / OUTPUT, "".join(path.read_text(encoding="utf-8") for path in paths))
-    return folder / OUTPUT
 
 
-class _Progress:
+@dataclass(frozen=True)
+class Scores:
+    """The rewards of some candidates, summed over inputs."""
+
+    inputs: int
+    scored: int
+    """Inputs with a candidate that has a reward."""
+    best: float
+    mean: float
+
+    @classmethod
+    def of(cls, made: Sequence[Candidates]) -> Scores:
+        scored = [each["candidate_rewards"] for each in made if each["candidate_rewards"]]
+        return cls(len(made), len(scored), sum(map(max, scored)), sum(map(fmean, scored)))
+
+
+class Progress:
     """Shows the progress and the rewards of the candidates, batch by batch."""
 
     def __init__(self, shown: Activity, total: int, to_do: int) -> None:
         self.shown, self.total, self.to_do = shown, total, to_do
-        self.done = 0
-        self.best: list[float] = []
-        self.mean: list[float] = []
+        self.sum = Scores(0, 0, 0.0, 0.0)
         self.began = time.monotonic()
         self.show()
 
-    def add(self, made: list[Candidates]) -> None:
-        self.done += len(made)
-        scored = [each["candidate_rewards"] for each in made if each["candidate_rewards"]]
-        self.best += [max(each) for each in scored]
-        self.mean += [fmean(each) for each in scored]
+    def add(self, scores: Scores) -> None:
+        before = self.sum
+        self.sum = Scores(
+            before.inputs + scores.inputs,
+            before.scored + scores.scored,
+            before.best + scores.best,
+            before.mean + scores.mean,
+        )
         self.show()
 
     def show(self) -> None:
-        parts = [f"candidates for {self.total - self.to_do + self.done}/{self.total} inputs"]
-        parts += [left(self.began, self.done, self.to_do - self.done)] if self.done else []
-        parts += [f"reward {figure(fmean(self.mean))}", f"best {figure(fmean(self.best))}"] if self.best else []
+        done, scored = self.sum.inputs, self.sum.scored
+        parts = [f"candidates for {self.total - self.to_do + done}/{self.total} inputs"]
+        parts += [left(self.began, done, self.to_do - done)] if done else []
+        if scored:
+            parts += [f"reward {figure(self.sum.mean / scored)}", f"best {figure(self.sum.best / scored)}"]
         self.shown.show(*parts)
 
 
-def _make(
+def make_candidates(
     policy: Policy,
-    examples: Examples,
-    chosen: list[int],
+    examples: Sequence[Example],
     decoding: Decoding,
     rewards: RewardSet,
     batch_size: int,
     seed: int,
-    progress: _Progress,
-) -> dict[int, Candidates]:
-    """row number -> its candidates"""
+    tell: Tell,
+) -> list[Candidates]:
+    """The candidates of each example of a shard, in batches of like lengths. tell: called with the Scores of each
+    batch."""
     collate, many = Collator(policy.tokens.pad_id), decoding.num_return_sequences
     made: dict[int, Candidates] = {}
-    chosen = sorted(chosen, key=lambda n: -len(examples[n].source.ids))  # little padding
-    for start in range(0, len(chosen), batch_size):
-        part = [examples[n] for n in chosen[start : start + batch_size]]
+    by_length = sorted(examples, key=lambda example: -len(example.source.ids))  # little padding
+    for start in range(0, len(by_length), batch_size):
+        part = by_length[start : start + batch_size]
         batch = collate(part).to(policy.device)
         uniforms = None
         if decoding.strategy == "sampling":
@@ -135,23 +188,13 @@ def _make(
             # empty texts cannot be trained on, unscored ones cannot be ranked
             kept = sorted((p for p in pairs if p[1] and not math.isnan(p[0])), key=lambda p: -p[0])
             made[example.index] = {"candidates": [t for _, t in kept], "candidate_rewards": [r for r, _ in kept]}
-        progress.add([made[example.index] for example in part])
-    return made
+        tell(Scores.of([made[example.index] for example in part]))
+    return [made[example.index] for example in examples]
 
 
 def digest_rows(examples: Examples) -> str:
-    """Of what the rows say, in their order: all that candidates and their rewards are made from. Of a value that is
-    neither text nor number its type alone counts, because how it prints may change from one process to the next."""
+    """Of what the rows say, in their order: all that candidates and their rewards are made from."""
     return digest_columns(example.columns for example in examples.examples)
-
-
-def digest_columns(rows: Iterable[Mapping[str, object]]) -> str:
-    """The same of rows as columns."""
-    encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode
-    digest = hashlib.blake2b(digest_size=16)
-    for columns in rows:
-        digest.update(encode([[name, columns[name]] for name in sorted(columns)]).encode())
-    return digest.hexdigest()
 
 
 def check_settings(path: Path, settings: Mapping[str, object], what: str, begun: bool = True) -> None:

@@ -15,8 +15,7 @@ def messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[
     What rewards and the log see as the prompt is that text, role marks and all; the messages are in a column of their
     own, `messages`.
     """
-    said = [value if isinstance(value, str) else value[0]["content"] for value in rows["completion"]]
-    rows = rows | {"completion": said}
+    rows = rows | {"completion": said_texts(rows["completion"])}
     if all(isinstance(prompt, str) for prompt in rows["prompt"]):
         return rows
     texts = [
@@ -24,6 +23,11 @@ def messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[
         for i, prompt in enumerate(rows["prompt"])
     ]
     return {"messages": rows["prompt"]} | rows | {"prompt": texts}
+
+
+def said_texts(completions: Sequence[Any]) -> list[str]:
+    """Completions as texts: of a message, its content."""
+    return [value if isinstance(value, str) else value[0]["content"] for value in completions]
 
 
 def _chat_text(messages: Sequence[Mapping[str, object]], row: int, policy: Policy) -> str:

@@ -73,8 +73,12 @@ class Examples(torch.utils.data.Dataset):
         progress: bool = True,
         with_candidates: bool = False,
         mask_where: str | None = None,
+        first: int | None = None,
     ):
-        check_columns(dataset, static_target, with_candidates)
+        """first: the number of the first row, if the rows are a part of a split. Truncation is then not reported
+        here."""
+        is_whole, first = first is None, first or 0
+        check_columns(dataset, static_target, with_candidates, first)
         self._spans = None if mask_where is None else load_where(mask_where)
         if mask_where is not None and not policy.tokens.tokenizer.is_fast:
             raise UserError(
@@ -88,9 +92,9 @@ class Examples(torch.utils.data.Dataset):
         for start in track(range(0, all_rows, size), all_rows, "tokenise", progress and all_rows > size):
             rows = dataset[start : start + size]
             self.examples += self._tokenise(
-                rows, start, policy, max_prompt_length, max_completion_length, side, static_target
+                rows, first + start, policy, max_prompt_length, max_completion_length, side, static_target
             )
-        if self.truncation.prompts or self.truncation.completions or self.truncation.candidates:
+        if is_whole and (self.truncation.prompts or self.truncation.completions or self.truncation.candidates):
             logger.warning("%s", self.truncation)
         if mask_where is not None and not any((t.words >= 0).any() for e in self.examples for t in e.static):
             first = self.examples[0].columns["completion"]
@@ -117,10 +121,7 @@ class Examples(torch.utils.data.Dataset):
             candidates = policy.tokens.encode_targets(chosen, [prompts[i]] * len(chosen), max_completion)
             self.truncation.add(candidates=candidates)
             _check_ids([source, target, *candidates], start + i, policy)
-            columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
-            references = rows.get("references", [None] * len(prompts))[i] or completions[i]
-            references = [references] if isinstance(references, str) else list(references)
-            columns |= {"prompt": prompts[i], "completion": completions[i], "references": references}
+            columns = row_columns(rows, i)
             if self._spans is not None:
                 candidates = self._restricted(chosen or [completions[i]], prompts[i], policy, max_completion)
             static_tokens = [Tokens.of(e) for e in candidates] or [Tokens.of(target)]
@@ -161,6 +162,14 @@ class Examples(torch.utils.data.Dataset):
         return self.examples[index]
 
 
+def row_columns(rows: dict[str, list], i: int) -> dict[str, object]:
+    """The columns of row i as rewards see them: with references, and without candidates."""
+    columns = {name: values[i] for name, values in rows.items() if name not in _OURS}
+    references = rows.get("references", [None] * (i + 1))[i] or rows["completion"][i]
+    references = [references] if isinstance(references, str) else list(references)
+    return columns | {"prompt": rows["prompt"][i], "completion": rows["completion"][i], "references": references}
+
+
 def as_dataset(rows: Any) -> Any:
     """A datasets.Dataset from any form in which a user may pass rows."""
     if isinstance(rows, list):
@@ -176,7 +185,10 @@ def as_dataset(rows: Any) -> Any:
     return rows
 
 
-def check_columns(dataset: Any, static_target: str = "ground_truth", with_candidates: bool = False) -> None:
+def check_columns(
+    dataset: Any, static_target: str = "ground_truth", with_candidates: bool = False, first: int = 0
+) -> None:
+    """Check the rows before they are used. first: the number of the first one."""
     names = dataset.column_names
     for name in ("prompt", "completion"):
         if name not in names:
@@ -192,13 +204,13 @@ def check_columns(dataset: Any, static_target: str = "ground_truth", with_candid
     if static_target not in STATIC_TARGETS:
         raise unknown("static_target", static_target, STATIC_TARGETS)
     for name in ("prompt", "completion"):
-        for row, text in enumerate(dataset[name]):
+        for row, text in enumerate(dataset[name], first):
             if problem := text_problem(name, text):
                 raise UserError(f"row {row}: {problem}")
             if name == "completion" and is_blank(text):
                 raise UserError(f"row {row}: completion is {text!r}, but it must be a text that is not empty")
     lists = [name for name in LISTS if name in names]
-    for row, values in enumerate(zip(*(dataset[name] for name in lists), strict=True)) if lists else ():
+    for row, values in enumerate(zip(*(dataset[name] for name in lists), strict=True), first) if lists else ():
         one_text = {"references": [values[0]]} if lists[0] == "references" and isinstance(values[0], str) else {}
         if problem := lists_problem(dict(zip(lists, values, strict=True)) | one_text):
             raise UserError(f"row {row}: {problem}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from semioffline.config import MethodConfig
 from semioffline.errors import UserError
@@ -66,6 +66,11 @@ class Truncation:
         self.prompts += sum(text.truncated for text in prompts)
         self.completions += sum(text.truncated for text in completions)
         self.candidates += sum(text.truncated for text in candidates)
+
+    def join(self, other: Truncation) -> Truncation:
+        """The counts of both."""
+        counts = (getattr(self, item.name) + getattr(other, item.name) for item in fields(self))
+        return Truncation(*counts)
 
     def shares(self) -> dict[str, float]:
         """The shares of truncated texts, for the log."""

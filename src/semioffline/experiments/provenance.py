@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from semioffline.data.candidates import digest_columns
+from semioffline.data.shards import digest_columns
 from semioffline.storage.files import write_atomically
 from semioffline.storage.records import Record
 from semioffline.training.run_folder import Versions, settings_of
@@ -63,16 +63,23 @@ class RunProvenance(Record):
 
 
 def write_about(
-    folder: Path, made: Provenance, options: Sequence[DataclassInstance], splits: Mapping[str, Dataset | None]
+    folder: Path,
+    made: Provenance,
+    options: Sequence[DataclassInstance],
+    splits: Mapping[str, Dataset | DataDigest | None],
 ) -> None:
     """about.json: command and versions, settings that differ from their defaults, and what was read of each split."""
     data = {
-        name: DataDigest(len(rows), digest_columns(cast(Iterable[Mapping[str, object]], rows)))
+        name: rows if isinstance(rows, DataDigest) else _digest_of(rows)
         for name, rows in splits.items()
         if rows is not None
     }
     found = RunProvenance(made, changed_settings(*options), data)
     write_atomically(folder / ABOUT, json.dumps(found.to_json(), indent=1, default=str))
+
+
+def _digest_of(rows: Dataset) -> DataDigest:
+    return DataDigest(len(rows), digest_columns(cast(Iterable[Mapping[str, object]], rows)))
 
 
 def changed_settings(*options: DataclassInstance) -> dict[str, object]:

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file: readers see the old content or the new one, never a part of it."""
+    write_pieces(path, [content.encode("utf-8") if isinstance(content, str) else content])
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
+    """The same for a content that is larger than memory."""
     temporary = path.with_name(path.name + PART)
     with writing(path):
         try:
             with open(temporary, "wb") as file:
-                file.write(content.encode("utf-8") if isinstance(content, str) else content)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -96,6 +102,36 @@ def append_line(path: Path, line: str) -> None:
     """Add a line to a log. A kill can leave the last line half written: see `read_log`."""
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")
+
+
+def join_files(path: Path, parts: Iterable[Path]) -> None:
+    """Write the content of these files, one after the other, as one file."""
+    write_pieces(path, (piece for part in parts for piece in _pieces(part)))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while piece := file.read(2**20):
+            yield piece
+
+
+def redirect_output(path: Path) -> None:
+    """Add what this process prints from now on to a log."""
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+def last_lines(path: Path, number: int, after: int = 0) -> list[str]:
+    """The last lines of a log that are not blank, of those behind its first `after` bytes."""
+    if not path.is_file():
+        return []
+    with open(path, "rb") as file:
+        file.seek(max(after, path.stat().st_size - 2**16))
+        text = file.read().decode(errors="replace")
+    return [line.strip() for line in text.splitlines() if line.strip()][-number:]
 
 
 def sync_file(path: Path) -> None:

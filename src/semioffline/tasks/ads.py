@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from semioffline.errors import UserError, unknown
-from semioffline.tasks.files import load_split
+from semioffline.tasks.files import load_split, split_parts
 from semioffline.tasks.registry import Source, Task
 
 if TYPE_CHECKING:
@@ -293,6 +293,7 @@ def _load(source: Source, split: str) -> "Dataset":
 
 TASK = Task(
     load=_load,
+    parts=lambda source, split: None if source.where(split) is None else split_parts(source, split),
     has=lambda source, split: split in SPLIT_SIZES,
     reward="click_rate",
     metrics=("click_rate", "facts_right", "rouge"),

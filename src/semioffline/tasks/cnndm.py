@@ -13,6 +13,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
+    parts=_CORPUS.parts,
     reward="rouge",
     metrics=("rouge1_brio", "rouge2_brio", "rougeLsum_brio"),
     # Published: beam 4, 56 to 142 tokens. Transformers counts the start token among them, we do not.

@@ -14,6 +14,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
+    parts=_CORPUS.parts,
     reward="rouge",
     metrics=("rouge1", "rouge2", "rougeL", "corpus_bleu", "chrf"),
     settings={"max_prompt_length": 128, "max_completion_length": 96},

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from semioffline.errors import UserError
-from semioffline.tasks.reading.rows import load_rows
+from semioffline.tasks.reading.rows import RowParts, load_parts, load_rows
 from semioffline.tasks.registry import Source, Task
 
 if TYPE_CHECKING:
@@ -11,13 +11,24 @@ if TYPE_CHECKING:
 
 
 def load_split(source: Source, split: str) -> "Dataset":
-    where = source.where(split)
-    if where is None:
-        raise UserError(f"no data for the {split} split: name a file for it, a folder, or a dataset.")
+    where = _where(source, split)
     if source.raw:
         most = source.max_row_mb
         return load_rows(where, split, limit=source.limit, require=(), allow_empty=True, max_row_mb=most)
     return load_rows(where, split, source.columns, source.prompt_template, source.limit, max_row_mb=source.max_row_mb)
 
 
-TASK = Task(load=load_split)
+def split_parts(source: Source, split: str) -> RowParts:
+    """The same rows, part by part."""
+    where = _where(source, split)
+    return load_parts(where, split, source.columns, source.prompt_template, source.limit, source.max_row_mb)
+
+
+def _where(source: Source, split: str) -> str:
+    where = source.where(split)
+    if where is None:
+        raise UserError(f"no data for the {split} split: name a file for it, a folder, or a dataset.")
+    return where
+
+
+TASK = Task(load=load_split, parts=split_parts)

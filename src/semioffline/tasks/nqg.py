@@ -15,6 +15,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
+    parts=_CORPUS.parts,
     reward="bleu_rougeL",
     metrics=("corpus_bleu", "lmqg_rougeL", "rougeL"),
     settings={"max_prompt_length": 128, "max_completion_length": 48, "num_beams": 4},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,9 @@ class Task:
 
     load: Callable[[Source, str], Any]
     """(source, split) -> datasets.Dataset with the columns prompt and completion"""
+    parts: Callable[[Source, str], Iterable[tuple[Any, Any]] | None] | None = None
+    """(source, split) -> the same rows part by part, each with the part as it is stored. None: they are read as a
+    whole."""
     reward: str | None = None
     """Default reward."""
     metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeL")

@@ -13,6 +13,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
+    parts=_CORPUS.parts,
     reward="rouge",
     metrics=("rouge1_stem", "rouge2_stem", "rougeL_stem", "rougeLsum_stem"),
     # Published: beam 6, 11 to 62 tokens. Transformers counts the start token among them, we do not.

@@ -13,6 +13,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
+    parts=_CORPUS.parts,
     reward="rouge",
     metrics=("rouge1_stem", "rouge2_stem", "rougeL_stem"),
     settings={"max_completion_length": 64, "num_beams": 4, "no_repeat_ngram_size": 3},

@@ -53,6 +53,7 @@ _CORPUS = Corpus(
 TASK = Task(
     load=_CORPUS,
     has=_CORPUS.has,
+    parts=_CORPUS.parts,
     reward="bleu_rougeL",
     metrics=("lmqg_bleu4", "lmqg_rougeL", "corpus_bleu", "rougeL"),
     java_metrics=("corpus_meteor",),

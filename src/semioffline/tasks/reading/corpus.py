@@ -1,9 +1,9 @@
 """A public dataset as a task reads it: where it is, its columns, and how its rows become prompts."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from hashlib import sha256
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from semioffline.errors import UserError
 from semioffline.tasks.reading.formats import DataRow
 from semioffline.tasks.reading.kinds import model_kind
-from semioffline.tasks.reading.places import VALIDATION, Place, as_path, has_split, open_rows
+from semioffline.tasks.reading.places import VALIDATION, as_path, has_split, open_parts, open_rows
 from semioffline.tasks.reading.rows import (
     TEXTS,
+    RowParts,
     check_rows,
     fill_template,
     find_groups,
@@ -24,6 +25,7 @@ from semioffline.tasks.reading.rows import (
     set_references,
     share_references,
 )
+from semioffline.tasks.reading.tables import Place
 from semioffline.tasks.registry import Source
 
 if TYPE_CHECKING:
@@ -77,7 +79,13 @@ class Corpus:
         held = self._held_out(source, split)
         stored, place = self._open(source, split, held)
         shaped, formed = self._shape(stored, source.columns, place)
-        chosen = _with_text(shaped, place)
+        chosen = _with_text(shaped)
+        if not chosen:
+            raise UserError(f"{place(0)}: no row has both a prompt and a completion.")
+        if left_out := len(shaped) - len(chosen):
+            first = next(n for n in range(len(shaped)) if chosen[n : n + 1] != [n])
+            count = f"{left_out} of {len(shaped):,} rows"
+            _say(f"{count} have no prompt or no completion and are left out: {place(first)}")
         if held is not None:
             chosen = _choose_inputs(shaped["prompt"], chosen, held, split)
         check_rows(shaped.select(chosen), lambda index: place(chosen[index]))
@@ -87,12 +95,35 @@ class Corpus:
         chosen = chosen[: source.limit]
         if source.raw:
             return (set_references(stored, groups) if self.grouped else stored).select(chosen)
+        return self._formed(shaped, source, place, formed).select(chosen)
+
+    def parts(self, source: Source, split: str) -> RowParts | None:
+        """The same rows, part by part. None where a row depends on the others: its references, or its split; and where
+        the stored form is another."""
+        split = "validation" if split in VALIDATION else split
+        where = self._where(source, split)
+        if where is None or self.grouped or self.unpack is not None or self._held_out(source, split) is not None:
+            return None
+
+        def shape(part: "Dataset", place: Place) -> "tuple[Dataset, Dataset]":
+            shaped, formed = self._shape(part, source.columns, place)
+            chosen = _with_text(shaped)
+            if len(chosen) < len(shaped):
+                _say("some rows have no prompt or no completion and are left out", place(0))
+            check_rows(shaped.select(chosen), lambda index: place(chosen[index]))
+            return self._formed(shaped, source, place, formed).select(chosen), part.select(chosen)
+
+        with self._public(source, split):
+            return RowParts(open_parts(where, split, source.limit, source.max_row_mb), shape)
+
+    def _formed(self, shaped: "Dataset", source: Source, place: Place, formed: bool) -> "Dataset":
+        """The rows with their prompts in the form that the model reads. formed: they had a column `prompt`."""
         form = source.prompt_template or self.form(source)
         if formed and form is not None and source.prompt_template is None:
-            _say(f"{place(0)}: the rows have a column 'prompt', so they are taken as they are, not as '{form}'")
+            _say(f"the rows have a column 'prompt', so they are taken as they are, not as '{form}'", place(0))
         elif form is not None:
             shaped = fill_template(shaped, form, place, allow_empty=True)
-        return shaped.select(chosen)
+        return shaped
 
     def has(self, source: Source, split: str) -> bool:
         """Whether there is such a split; datasets on the Hub are not checked."""
@@ -129,10 +160,20 @@ class Corpus:
                 f"validation* and test* (columns: {columns})"
             )
         in_full = held is not None or self.grouped
-        try:
+        with self._public(source, split):
             limit = None if in_full else source.limit
             stored, place = open_rows(where, held.of if held else split, limit, source.max_row_mb)
+        if self.unpack is None or "prompt" in source.columns or set(TEXTS) <= set(stored.column_names):
+            return stored, place
+        return _unpack(stored, place, self.unpack)
+
+    @contextmanager
+    def _public(self, source: Source, split: str) -> Iterator[None]:
+        """An error of the public dataset says what to give instead."""
+        try:
+            yield
         except UserError as error:
+            where = self._where(source, split)
             if where == source.where(split):
                 raise
             reason = " ".join(str(error.__cause__ or error).split())
@@ -140,9 +181,6 @@ class Corpus:
                 f"no --data_dir was given, and the public dataset '{where}' cannot be loaded: {reason}. "
                 "Give --data_dir FOLDER with files train*, validation* and test*."
             ) from error
-        if self.unpack is None or "prompt" in source.columns or set(TEXTS) <= set(stored.column_names):
-            return stored, place
-        return _unpack(stored, place, self.unpack)
 
     # ---- columns ----
 
@@ -215,15 +253,9 @@ def _unpack(stored: "Dataset", place: Place, unpack: Callable[[DataRow], Iterabl
     return Dataset.from_list(rows), lambda index: place(origins[index])
 
 
-def _with_text(shaped: "Dataset", place: Place) -> list[int]:
+def _with_text(shaped: "Dataset") -> list[int]:
     """The rows that have a prompt and a completion."""
-    empty = {index for index, row in enumerate(iterate(shaped, TEXTS)) if missing(row, TEXTS)}
-    if len(empty) == len(shaped):
-        raise UserError(f"{place(0)}: no row has both a prompt and a completion.")
-    if empty:
-        count = f"{len(empty)} of {len(shaped):,} rows"
-        _say(f"{count} have no prompt or no completion and are left out: {place(min(empty))}")
-    return [index for index in range(len(shaped)) if index not in empty]
+    return [index for index, row in enumerate(iterate(shaped, TEXTS)) if not missing(row, TEXTS)]
 
 
 def _groups(shaped: "Dataset", chosen: list[int], one_row_each: bool) -> dict[int, list[str]]:
@@ -246,7 +278,11 @@ def _share(text: str) -> float:
     return int.from_bytes(sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-@cache
-def _say(message: str) -> None:
-    """Print a message only once: a split may be read more than once."""
-    logger.warning("%s", message)
+_SAID: set[str] = set()
+
+
+def _say(message: str, place: str = "") -> None:
+    """Print a message only once: a split may be read more than once. place: the first row that it is about."""
+    if message not in _SAID:
+        _SAID.add(message)
+        logger.warning("%s", f"{place}: {message}" if place else message)

@@ -1,16 +1,14 @@
 """Finds rows: in files, folders with one file for each split, on the Hugging Face Hub, or in memory."""
 
 import re
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, cast
 
 from semioffline.errors import UserError
-from semioffline.storage.untrusted import DEEPEST
-from semioffline.tasks.reading.formats import ENDINGS, MAX_ROW_MB, MOST_COLUMNS, DataRow, file_kind, read_file
+from semioffline.tasks.reading.formats import ENDINGS, MAX_ROW_MB, file_kind
+from semioffline.tasks.reading.tables import PART, FileParts, Place, load_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -19,7 +17,6 @@ VALIDATION = ("validation", "valid", "val", "dev")  # in folders, all these mean
 CONVERTED = "refs/convert/parquet"
 """The Hub's own Parquet copy of a dataset, in which a config is a folder. Without it some datasets need a script to be
 read, and scripts are not run."""
-Place = Callable[[int], str]  # from a row's index to the words that say where the user finds it
 
 
 def open_rows(
@@ -35,11 +32,34 @@ def open_rows(
     else:
         files = _find_files(source, split)
         if files is not None:
-            return _load_files(files, limit, max_row_mb)
+            return load_table(files, limit, max_row_mb)
         dataset, name = _load_hub(source, split), source
     if limit is not None and limit < len(dataset):
         dataset = dataset.select(range(limit))
     return dataset, lambda index: f"{name}, index {index}"
+
+
+def open_parts(source: Any, split: str | None, limit: int | None = None, max_row_mb: float = MAX_ROW_MB) -> "Parts":
+    """The same rows, part by part: they are never in memory all at once."""
+    files = _find_files(source, split)
+    if files is None or (limit is not None and limit < 1):
+        return DatasetParts(*open_rows(source, split, limit, max_row_mb))
+    return FileParts(files, limit, max_row_mb)
+
+
+class DatasetParts:
+    """The rows of a dataset, part by part."""
+
+    def __init__(self, dataset: "Dataset", place: Place):
+        self._dataset, self._place = dataset, place
+
+    def __iter__(self) -> "Iterator[tuple[Dataset, Place]]":
+        for start in range(0, len(self._dataset), PART):
+            part = self._dataset.select(range(start, min(start + PART, len(self._dataset))))
+            yield part, lambda index, start=start: self._place(start + index)
+
+
+Parts = FileParts | DatasetParts
 
 
 def as_path(where: str | Path) -> Path:
@@ -137,88 +157,3 @@ def _load_hub(source: str, split: str | None) -> "Dataset":
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"'{source}' is no file or folder here, nor a dataset that can be loaded: {reason}") from error
-
-
-def _load_files(files: Sequence[Path], limit: int | None, max_row_mb: float) -> "tuple[Dataset, Place]":
-    import pyarrow as pa
-    from datasets import Dataset
-
-    rows: list[DataRow] = []
-    words: list[str] = []
-    numbers, starts = array("q"), []
-    columns = _Columns()
-    for path in files:
-        if limit is not None and len(rows) >= limit:
-            break
-        starts.append(len(rows))
-        for word, number, row in read_file(path, None if limit is None else limit - len(rows), max_row_mb):
-            try:
-                columns.add(row)
-            except ValueError as error:
-                raise UserError(f"{path}, {word} {number}: {error}.") from error
-            rows.append(row)
-            words.append(word)
-            numbers.append(number)
-        if len(rows) == starts[-1]:
-            raise UserError(f"'{path}' is empty: it has no rows.")
-
-    def place(index: int) -> str:
-        return f"{files[bisect_right(starts, index) - 1]}, {words[index]} {numbers[index]}"
-
-    return Dataset(
-        pa.table({name: _to_arrow(name, [row.get(name) for row in rows], place) for name in columns.tree})
-    ), place
-
-
-class _Columns:
-    """The names of all columns and of what is inside them. A file with names of its own in each row would need memory
-    by the square of its size."""
-
-    def __init__(self) -> None:
-        self.tree: dict[str, Any] = {}
-        self.number = 0
-
-    def add(self, row: Any) -> None:
-        """Add a row. Raises a ValueError if it is not a valid row."""
-        if not isinstance(row, dict):
-            raise ValueError(f"expected an object with columns, got {short(row)}")
-        self._add(self.tree, row, 1)
-
-    def _add(self, tree: dict[str, Any], value: dict[str, Any] | list[Any], depth: int) -> None:
-        if depth > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-        if isinstance(value, list):
-            for part in value:
-                if isinstance(part, dict | list):
-                    self._add(tree, part, depth + 1)
-            return
-        for name, part in value.items():
-            if name not in tree:
-                if "\0" in name:
-                    raise ValueError(f"the name {short(name)} of a column or field has a NUL in it")
-                tree[name] = {}
-                self.number += 1
-                if self.number > MOST_COLUMNS:
-                    raise ValueError(f"there are more than {MOST_COLUMNS:,} names of columns and fields")
-            if isinstance(part, dict | list):
-                self._add(tree[name], part, depth + 1)
-
-
-def _to_arrow(name: str, values: list[Any], place: Place) -> Any:
-    """One column. When its values are of different types, the error names the first row that does not fit."""
-    import pyarrow as pa
-
-    def convert(count: int) -> Any:
-        try:
-            return pa.array(values[:count])
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            return error
-
-    if not isinstance(column := convert(len(values)), Exception):
-        return column
-    index = bisect_left(range(1, len(values)), True, key=lambda count: isinstance(convert(count), Exception))
-    error = convert(index + 1)
-    if isinstance(error, OverflowError):
-        raise UserError(f"{place(index)}: column '{name}' has a number that does not fit into 64 bits.")
-    others = "does not fit the rows before it" if index else "cannot be stored"
-    raise UserError(f"{place(index)}: column '{name}' {others}: {' '.join(str(error).split())}.")

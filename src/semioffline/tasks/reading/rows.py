@@ -3,7 +3,8 @@
 Errors name the file and the line. Rows are never dropped, and text is never guessed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -15,7 +16,8 @@ from uuid import uuid4
 from semioffline.errors import UserError, unknown
 from semioffline.tasks.reading.formats import MAX_ROW_MB, DataRow
 from semioffline.tasks.reading.messages import is_blank, text_problem
-from semioffline.tasks.reading.places import Place, open_rows
+from semioffline.tasks.reading.places import Parts, open_parts, open_rows
+from semioffline.tasks.reading.tables import Place
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,11 +46,52 @@ def load_rows(
     max_row_mb: the longest row of a file, in MB.
     """
     dataset, place = open_rows(source, split, limit, max_row_mb)
+    return shape_rows(dataset, place, columns, prompt_template, require, allow_empty)
+
+
+def shape_rows(
+    dataset: "Dataset",
+    place: Place,
+    columns: Mapping[str, str] | None = None,
+    prompt_template: str | None = None,
+    require: Sequence[str] = ("prompt", "completion"),
+    allow_empty: bool = False,
+) -> "Dataset":
+    """Stored rows with our columns, checked: see `load_rows`."""
     dataset = rename(dataset, columns or {})
     if prompt_template is not None:
         dataset = fill_template(dataset, prompt_template, place, allow_empty)
     check_rows(dataset, place, require, allow_empty)
     return dataset
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """The rows of a split, part by part, in order. They can be read more than once."""
+
+    stored: Parts
+    shape: "Callable[[Dataset, Place], tuple[Dataset, Dataset]]"
+    """A part as it is stored -> its rows with our columns, and the same rows as they are stored."""
+
+    def __iter__(self) -> "Iterator[tuple[Dataset, Dataset]]":
+        for part, place in self.stored:
+            yield self.shape(part, place)
+
+
+def load_parts(
+    source: str,
+    split: str,
+    columns: Mapping[str, str],
+    prompt_template: str | None,
+    limit: int | None,
+    max_row_mb: float,
+) -> RowParts:
+    """The rows of `load_rows`, part by part."""
+
+    def shape(part: "Dataset", place: Place) -> "tuple[Dataset, Dataset]":
+        return shape_rows(part, place, columns, prompt_template), part
+
+    return RowParts(open_parts(source, split, limit, max_row_mb), shape)
 
 
 def check_rows(

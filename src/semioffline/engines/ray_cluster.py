@@ -1,0 +1,116 @@
+"""The connection to a Ray cluster, and what is wrong with it in one line."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from semioffline.engines.options import EngineOptions
+from semioffline.errors import UserError, short
+
+SECONDS_TO_CONNECT = 10.0
+OBJECT_STORE = 256 * 2**20
+"""Bytes of the object store of a cluster that is started here. Only rows and results go through it."""
+
+
+def import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("--engine ray needs Ray: pip install 'semioffline[ray]'") from error
+    return ray
+
+
+def check_address(address: str | None) -> None:
+    """Whether there is a cluster at this address, before anything slow is done. Ray itself waits for minutes."""
+    if address is None or address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not (host and colon and port.isdigit() and int(port) < 65536):
+        raise UserError(
+            f"--ray_address {short(address)} must be host:port of the cluster's head, such as 10.0.0.1:6379, or auto. "
+            "Start the command on a node of the cluster"
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_CONNECT):
+            pass
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"--ray_address {address}: there is no Ray cluster ({reason}). Start one with `ray start --head`, or leave "
+            "the address out to start one on this machine"
+        ) from error
+
+
+@contextmanager
+def connected(options: EngineOptions, print_output: bool = False) -> Iterator[Any]:
+    """Ray, connected for the block. A cluster that was started here ends with it.
+
+    print_output: show what workers print.
+    """
+    ray = import_ray()
+    if ray.is_initialized():  # by the caller, who also ends it
+        yield ray
+        return
+    check_address(options.ray_address)
+    own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if options.ray_address is None else {}
+    try:
+        ray.init(address=options.ray_address or "local", log_to_driver=print_output, logging_level="ERROR", **own)
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        where = f"--ray_address {options.ray_address}" if options.ray_address else "a Ray cluster on this machine"
+        raise UserError(f"cannot connect to {where}: {' '.join(str(error).split())}") from error
+    try:
+        if not print_output and hasattr(ray._private.worker, "_worker_logs_enabled"):
+            setattr(ray._private.worker, "_worker_logs_enabled", False)  # noqa: B010  (we report deaths ourselves)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one worker needs."""
+
+    cpus: int
+    gpus: float
+
+    @classmethod
+    def of(cls, ray: Any, options: EngineOptions) -> Resources:
+        gpus = options.gpus_per_worker
+        if gpus is None:
+            gpus = 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+        return cls(options.cpus_per_worker, gpus)
+
+    def as_ray(self) -> dict[str, float]:
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
+
+    def fit(self, ray: Any) -> int:
+        """The number of workers that the cluster has room for, if nothing else runs."""
+        return sum(self._fit_node(node["Resources"]) for node in ray.nodes() if node["Alive"])
+
+    def _fit_node(self, node: dict[str, float]) -> int:
+        by_gpu = node.get("GPU", 0) / self.gpus if self.gpus else float("inf")
+        return int(min(node.get("CPU", 0) // self.cpus, by_gpu))
+
+    def shortage(self, ray: Any, wanted: int, found: int, seconds: float) -> UserError:
+        """The error for a cluster with too few resources."""
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        every, free = ray.cluster_resources(), ray.available_resources()
+        waited = f" within {seconds:.0f} seconds" if seconds else ""
+        has, left = (f"{one.get('CPU', 0):g} CPUs and {one.get('GPU', 0):g} GPUs" for one in (every, free))
+        return UserError(
+            f"--num_workers {wanted}, each with {self.cpus} CPUs and {self.gpus:g} GPUs: there is room for {found}"
+            f"{waited}. The cluster has {nodes} nodes with {has}, of which {left} are free: use fewer or smaller "
+            "workers, or add nodes"
+        )
+
+
+def check_room(ray: Any, options: EngineOptions, resources: Resources) -> None:
+    """Reject at once what a cluster on this machine has no room for. Other clusters may grow."""
+    if options.ray_address is None and (room := resources.fit(ray)) < options.num_workers:
+        raise resources.shortage(ray, options.num_workers, room, 0)

@@ -1,0 +1,230 @@
+"""Workers on a Ray cluster: actors that load a job once and take shards. A shard that is lost is made again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from semioffline.engines.actor import SEEN, Failure, WorkerActor
+from semioffline.engines.base import Job, Made, Tell, Workers
+from semioffline.engines.options import EngineOptions
+from semioffline.engines.ray_cluster import Resources, check_address, check_room, connected, import_ray
+from semioffline.engines.versions import library_versions
+from semioffline.errors import UserError
+from semioffline.printing import say
+from semioffline.storage.files import last_lines, make_folder, write_atomically
+
+LOGS = "workers"
+"""The folder, in the output folder, with what each worker prints."""
+SECONDS_FOR_ROOM = 45.0
+"""How long workers may wait for room on the cluster."""
+MOST_LOSSES = 4
+"""Workers that may die of one shard, or one after the other while they load, before the command gives up."""
+AHEAD = 2
+"""Shards that a worker has at a time: the next one is there when it has made the first."""
+
+
+class RayEngine:
+    """Workers on a Ray cluster."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.options = options
+        import_ray()
+        check_address(options.ray_address)
+
+    @contextmanager
+    def open(self, job: Job, folder: Path) -> Iterator[Workers]:
+        logs = folder.resolve() / LOGS
+        with connected(self.options) as ray:
+            resources = Resources.of(ray, self.options)
+            check_room(ray, self.options, resources)
+            token = uuid4().hex
+            make_folder(logs)
+            write_atomically(logs / SEEN, token)
+            workers = RayWorkers(ray, self.options, resources, job, logs, token)
+            try:
+                workers.start()
+                yield workers
+            finally:
+                workers.close()
+                _tidy(logs)
+
+
+def _tidy(logs: Path) -> None:
+    """Remove logs without content."""
+    with suppress(OSError):
+        (logs / SEEN).unlink(missing_ok=True)
+        for path in logs.glob("*.log"):
+            if not path.stat().st_size:
+                path.unlink()
+        logs.rmdir()  # unless there is something in it
+
+
+@dataclass(eq=False)
+class _Actor:
+    """An actor, and what it was asked."""
+
+    handle: Any
+    log: str
+    born: float
+    node: str | None = None
+    """None: it has not started yet."""
+    is_loaded: bool = False
+    asked: deque[Any] = field(default_factory=deque)
+    """References to its answers, in the order in which they come."""
+    shards: deque[Any] = field(default_factory=deque)
+    """The shards among them."""
+
+
+class RayWorkers:
+    """The actors of one job."""
+
+    def __init__(
+        self, ray: Any, options: EngineOptions, resources: Resources, job: Job, logs: Path, token: str
+    ) -> None:
+        self.about: Mapping[str, Any] = {}
+        self._ray, self._number, self._logs = ray, options.num_workers, logs
+        self._resources = resources
+        self._remote = ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **resources.as_ray())(WorkerActor)
+        self._job = ray.put(job)
+        self._told = {"folder": str(logs), "token": token, "directory": os.getcwd()}
+        self._told |= {"versions": library_versions(), "cpus": resources.cpus}
+        self._actors: list[_Actor] = []
+        self._born = 0
+        self._deaths = 0
+        """Actors that have died one after the other before they were loaded."""
+        self._losses: Counter[int] = Counter()
+        """shard -> workers that died while they made it"""
+        self._again: deque[Any] = deque()
+        """Shards that were lost."""
+
+    # ---- start and end ----
+
+    def start(self) -> None:
+        """Start all workers, and wait until they are loaded."""
+        for _ in range(self._number):
+            self._add()
+        while not all(actor.is_loaded for actor in self._actors):
+            for _ in self._listen(lambda told: None):
+                pass
+
+    def close(self) -> None:
+        for actor in self._actors:
+            with suppress(Exception):  # the cluster may be gone
+                self._ray.kill(actor.handle, no_restart=True)
+        self._actors = []
+
+    def _add(self) -> None:
+        self._born += 1
+        log = f"worker-{os.getpid()}-{self._born}.log"
+        handle = self._remote.remote()
+        actor = _Actor(handle, log, time.monotonic())
+        actor.asked.append(handle.start.remote(self._told, log))
+        self._actors.append(actor)
+
+    # ---- work ----
+
+    def make(self, shards: Iterable[Any], tell: Tell) -> Iterator[Made]:
+        """The results of all shards, in the order in which they are ready."""
+        source, is_over = iter(shards), False
+        while True:
+            for actor in sorted(self._actors, key=lambda one: len(one.shards)):
+                while actor.is_loaded and len(actor.shards) < AHEAD and not (is_over and not self._again):
+                    shard = self._again.popleft() if self._again else next(source, None)
+                    if shard is None:
+                        is_over = True
+                        break
+                    actor.shards.append(shard)
+                    actor.asked.append(actor.handle.make.remote(shard))
+            if is_over and not self._again and not any(actor.shards for actor in self._actors):
+                return
+            yield from self._listen(tell)
+
+    def _listen(self, tell: Tell) -> Iterator[Made]:
+        """Wait for the next answer of any worker."""
+        self._check_room()
+        firsts = {actor.asked[0]: actor for actor in self._actors if actor.asked}
+        ready, _ = self._ray.wait(list(firsts), num_returns=1, timeout=1.0)
+        for reference in ready:
+            actor = firsts[reference]
+            try:
+                answer = self._ray.get(reference)
+            except self._ray.exceptions.RayTaskError as error:
+                raise (error.cause if isinstance(error.cause, Exception) else error) from None
+            except self._ray.exceptions.RayError as error:
+                self._bury(actor, str(error))
+                continue
+            if isinstance(answer, Failure):
+                raise UserError(answer.message)
+            actor.asked.popleft()
+            yield from self._take(actor, answer, tell)
+
+    def _take(self, actor: _Actor, answer: Any, tell: Tell) -> Iterator[Made]:
+        """An answer: the node's name, what was loaded, or a shard."""
+        if actor.node is None:
+            actor.node = answer
+            actor.asked.append(actor.handle.load.remote(self._job))
+        elif not actor.is_loaded:
+            self.about = self.about or answer
+            actor.is_loaded = True
+            self._deaths = 0
+        else:
+            for part in answer.told:
+                tell(part)
+            yield Made(actor.shards.popleft(), answer.result)
+
+    # ---- failures ----
+
+    def _bury(self, actor: _Actor, reason: str) -> None:
+        """Replace a worker that has died. What it had is made again; a shard that kills every worker is an error."""
+        self._actors.remove(actor)
+        with suppress(Exception):
+            self._ray.kill(actor.handle, no_restart=True)
+        cause = _cause(reason)
+        where = f"the worker on node {actor.node}" if actor.node else "a worker"
+        what = "while it loaded"
+        if actor.is_loaded:
+            first = actor.shards[0] if actor.shards else None
+            self._losses.update([] if first is None else [first.number])
+            losses = 0 if first is None else self._losses[first.number]
+            what = "between two shards" if first is None else f"in shard {first.number}"
+        else:
+            self._deaths += 1
+            losses = self._deaths
+        if losses >= MOST_LOSSES:
+            raise UserError(f"{where} died {what}, and so did {losses - 1} before it: {cause}{self._printed(actor)}")
+        say(f"{where} died {what} ({cause}): another one goes on", error=True)
+        self._again.extendleft(reversed(actor.shards))
+        self._add()
+
+    def _printed(self, actor: _Actor) -> str:
+        lines = last_lines(self._logs / actor.log, 3)
+        return f". Its last lines: {' | '.join(lines)} (all in {self._logs / actor.log})" if lines else ""
+
+    def _check_room(self) -> None:
+        """An error if workers wait too long for room: at the start for any of them, later if none is left."""
+        waiting = [actor for actor in self._actors if actor.node is None]
+        late = [actor for actor in waiting if time.monotonic() - actor.born > SECONDS_FOR_ROOM]
+        is_start = not self.about
+        if late and (is_start or len(waiting) == len(self._actors)):
+            found = len(self._actors) - len(waiting)
+            raise self._resources.shortage(self._ray, self._number, found, SECONDS_FOR_ROOM)
+
+
+def _cause(reason: str) -> str:
+    """Why an actor has died, from Ray's long description."""
+    text = " ".join(reason.split())
+    if "running low on memory" in text or "OutOfMemoryError" in text:
+        return "its node was out of memory: lower --batch_size, or use fewer workers for each node"
+    if "failed to import" in text or "ModuleNotFoundError" in text:
+        return "it cannot import semioffline: install the same version on all nodes"
+    if "node was terminated" in text or "node has died" in text or "node is dead" in text or "The node" in text:
+        return "its node is gone"
+    return "its process was killed or has crashed"
