@@ -60,7 +60,7 @@ COMMANDS: dict[str, Long] = {
     "train, 2 workers": Long(
         "train semi_offline --model model", STEPS | TEXT | {"reward_workers": 2}, "metrics.jsonl", 4
     ),
-    "evaluate": Long("evaluate --model model", ADS | TEXT | {"limit": 5000, "batch_size": 1}, "outputs.jsonl", 1),
+    "evaluate": Long("evaluate --model model", ADS | TEXT | {"limit": 5000, "shard_size": 1}, "outputs/*.json", 1),
     "candidates": Long(
         "candidates --model model",
         ADS | TEXT | {"limit": 5000, "shard_size": 1, "num_candidates": 8},

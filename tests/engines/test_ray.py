@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ pytest.importorskip("ray")
 
 from engines.clusters import ray_flags, start_cluster
 from integration.toy import KINDS, build_uneven_rows, save_model
-
 from semioffline.cli import main
 
 pytestmark = pytest.mark.xdist_group("ray")

@@ -177,23 +177,24 @@ def test_an_interrupted_evaluation_continues(tmp_path: Path, capsys: pytest.Capt
     model, rows = save_model(tmp_path / "model"), tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in build_uneven_rows(9).to_list()))
     flags = ["evaluate", "--test_file", rows, "--model", model, "--device", "cpu", "--max_completion_length", 8]
-    flags += ["--metrics", "rouge1", "--batch_size", 2]
+    flags += ["--metrics", "rouge1", "--batch_size", 2, "--shard_size", 4]
 
     def evaluate_into(name: str, *more: object) -> int:
         return main(list(map(str, [*flags, "--output_dir", tmp_path / name, *more])))
 
     assert evaluate_into("whole") == 0
     whole, folder = (tmp_path / "whole" / "predictions.jsonl").read_text(), tmp_path / "part"
-    kept = (tmp_path / "whole" / "outputs.jsonl").read_text().splitlines(keepends=True)
-    assert len(kept) == 5
     assert evaluate_into("part") == 0
-    for name in ("predictions.jsonl", "result.json"):
-        (folder / name).unlink()
-    (folder / "outputs.jsonl").write_text("".join(kept[:3]) + kept[3][:20])
+    shards = sorted((folder / "outputs").iterdir())
+    assert [path.name for path in shards] == [f"0000{n}-of-00003.json" for n in range(3)]
+    for path in (folder / "predictions.jsonl", folder / "result.json", shards[1]):
+        path.unlink()
+    shards[1].with_name(shards[1].name + ".part").write_text('{"seconds"')
+    before = [path.read_bytes() for path in (shards[0], shards[2])]
     assert evaluate_into("part") == 0
     assert (folder / "predictions.jsonl").read_text() == whole
-    assert (folder / "outputs.jsonl").read_text().splitlines(keepends=True)[:3] == kept[:3]
-    assert len((folder / "outputs.jsonl").read_text().splitlines()) == 5
+    assert [path.read_bytes() for path in (shards[0], shards[2])] == before
+    assert sorted((folder / "outputs").iterdir()) == shards
     assert evaluate_into("part", "--metrics", "rouge2") == 0  # the same outputs
     assert "rouge2" in json.loads((folder / "result.json").read_text())["metrics"]
     capsys.readouterr()

@@ -12,24 +12,24 @@ from semioffline.cli.options import default_metrics, parse
 from semioffline.cli.results import EvaluateResult
 from semioffline.cli.run_folder import about, print_changes, print_metrics
 from semioffline.config import MethodConfig, TruncationSide
-from semioffline.data.candidates import check_settings, digest_rows
-from semioffline.data.examples import Examples
-from semioffline.data.lengths import text_limits
+from semioffline.data.candidate_job import absolute
+from semioffline.data.candidates import check_settings
 from semioffline.data.options import DataOptions, ModelOptions
-from semioffline.data.shards import DIGEST
+from semioffline.data.shards import DIGEST, Split
+from semioffline.engines.options import EngineOptions
 from semioffline.errors import UserError
-from semioffline.evaluation.decode import read_outputs
-from semioffline.evaluation.metrics import evaluate
+from semioffline.evaluation.evaluate_job import Collected, EvaluateJob, OutputFolder
+from semioffline.evaluation.metrics import Metrics
 from semioffline.evaluation.paired import Predictions, paired_changes
-from semioffline.evaluation.results import write_predictions
-from semioffline.experiments.provenance import Provenance, write_about
-from semioffline.methods.shared.perturbed import restore_heads
+from semioffline.evaluation.statistics import CorpusScore
+from semioffline.experiments.provenance import DataDigest, Provenance, write_about
 from semioffline.policy.decoding import Decoding
-from semioffline.printing import say
+from semioffline.printing import Activity, activity, left, say
+from semioffline.rewards.registry import FAMILIES
 from semioffline.scoring.reward_set import RewardSet
 from semioffline.storage.files import checksum, read_json
 from semioffline.training.run_folder import PREDICTIONS, open_folder, write_result, write_settings
-from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS, SEED, TOKENS, Options, setting
+from semioffline.validation import BATCH, BEAMS, NOT_NEGATIVE, PENALTY, SECONDS, SEED, STEPS, TOKENS, Options, setting
 
 
 @dataclass
@@ -53,6 +53,7 @@ class EvaluateOptions(Options):
         None, "Time limit for one call of a metric, in seconds. Default: no limit.", allowed=SECONDS
     )
     cuda_graphs: bool = setting(False, "Decode with CUDA graphs: faster on a CUDA device. Not with beams.")
+    shard_size: int = setting(256, "Inputs per shard. An interruption loses at most one shard.", allowed=STEPS)
     seed: int = setting(0, "Random seed of the bootstrap and of synthetic tasks.", allowed=SEED)
     against: list[str] = setting(
         [],
@@ -67,8 +68,8 @@ class EvaluateOptions(Options):
         return MethodConfig(output_dir=str(folder), use_cpu=on_cpu, **shared)
 
 
-SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
-"""What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
+SETTINGS = "evaluation.json"
+"""What the outputs were made with, for an evaluation that is interrupted."""
 _NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout", "against")
 
 
@@ -81,22 +82,24 @@ def _checksum(model: str | None) -> dict[str, int]:
 def run(argv: list[str]) -> None:
     from semioffline.report.page import write_report
 
-    types = [DataOptions, ModelOptions, EvaluateOptions]
+    types = [DataOptions, ModelOptions, EvaluateOptions, EngineOptions]
     task = parse("evaluate", types, argv)[0].load_task()
-    data, model, options = parse("evaluate", types, argv, {**task.settings, "metrics": default_metrics(task)})
-    model.checked_device()
-    RewardSet(options.metrics)  # a misspelt name is told before anything is decoded
+    defaults = {**task.settings, "metrics": default_metrics(task)}
+    data, model, options, where = parse("evaluate", types, argv, defaults)
+    if where.engine == "local":
+        model.checked_device()
+        RewardSet(options.metrics)  # a misspelt name is reported before anything is decoded
     others = {name: _predictions_of(name) for name in options.against}
     path = Path(options.output_dir or f"runs/evaluate-{time.strftime('%Y%m%d-%H%M%S')}")
     made = about("evaluate", argv)
-    result = evaluate_model(data, model, options, path, made)
+    result = evaluate_model(data, model, options, where, path, made)
     found = {}
     for name, kept in others.items():
         if kept is None:
             kept = path / "against" / re.sub(r"[^\w.-]", "_", name)
             same_data = replace(data)
             same_data.read_by(name)
-            evaluate_model(same_data, replace(model, model=name), options, kept, made)
+            evaluate_model(same_data, replace(model, model=name), options, where, kept, made)
             kept = kept / PREDICTIONS
         ours = Predictions.read(path / PREDICTIONS)
         found[name] = paired_changes(Predictions.read(kept), ours)
@@ -134,37 +137,74 @@ def _different_decoding(result: EvaluateResult, other: Path) -> str:
 
 
 def evaluate_model(
-    data: DataOptions, model: ModelOptions, options: EvaluateOptions, path: Path, made: Provenance
+    data: DataOptions,
+    model: ModelOptions,
+    options: EvaluateOptions,
+    where: EngineOptions,
+    path: Path,
+    made: Provenance,
 ) -> EvaluateResult:
     """Decode and score with one model, and write its run folder. An interrupted evaluation continues there."""
-    device = model.checked_device()
-    rows = data.load_task().load(data.source(options.seed), options.split)
+    engine = where.make()
+    split = Split(data.load_task(), data.source(options.seed), options.split)
+    content = split.check()
     folder = open_folder(path, resume=(path / SETTINGS).exists())
-    policy = model.load().to(device)
-    restore_heads(policy, Path(str(model.model)))
-    if options.cuda_graphs:
-        policy.generator.replay_decoding()
-    args = options.method_config(folder, device == "cpu")
-    limits = text_limits(policy, args)
-    examples = Examples(rows, policy, *limits, args.truncation_side)
-    decoding = Decoding.for_evaluation(args, limits[1])
-    kept = folder / OUTPUTS
-    before, seconds = read_outputs(kept)
-    settings = asdict(data) | asdict(model) | asdict(options) | {"decoding": decoding.signature()}
+    place = OutputFolder(folder.absolute(), content.rows, options.shard_size)
+    settings = asdict(data) | asdict(model) | asdict(options)
     settings = {name: value for name, value in settings.items() if name not in _NOT_OUTPUTS}
-    own = {"model_checksum": _checksum(model.model), DIGEST: digest_rows(examples)}
-    check_settings(folder / SETTINGS, settings | own, "outputs", begun=bool(before))
-    write_settings(folder, data, model, options)
-    write_about(folder, made, (data, model, options), {options.split: rows})
-    started = time.perf_counter()
-    evaluation = evaluate(
-        policy, examples, options.metrics, decoding, options.batch_size, kept=kept, timeout=options.reward_timeout
-    )
-    metrics = evaluation.result(seed=options.seed)
-    write_predictions(folder / PREDICTIONS, evaluation, examples)
+    settings |= {"model_checksum": _checksum(model.model), DIGEST: content.digest}
+    started, collected = time.perf_counter(), Collected(content.rows)
+    with engine.open(_job(place, model, options), folder) as workers:
+        decoding: Decoding = workers.about["decoding"]
+        there = place.begin()
+        settings["decoding"] = decoding.signature()
+        check_settings(folder / SETTINGS, settings, "outputs", begun=bool(there))
+        write_settings(folder, data, model, options)
+        read = DataDigest(content.rows, content.columns_digest)
+        write_about(folder, made, (data, model, options), {options.split: read})
+        seconds = place.seconds(there)
+        with activity(is_told=True) as shown:
+            progress = _Progress(shown, content.rows)
+            for one in workers.make(split.shards(place.shard_size, range(place.shards)), progress.add):
+                collected.add(one.result)
+    if collected.cut.prompts or collected.cut.completions:
+        say(str(replace(collected.cut, of=content.rows)))
+    metrics = collected.result(_corpus_scores(options.metrics, decoding), options.seed)
+    place.join(folder / PREDICTIONS)
     seconds += time.perf_counter() - started
-    result = EvaluateResult(options.split, seconds, metrics, str(examples.truncation))
+    result = EvaluateResult(options.split, seconds, metrics, str(replace(collected.cut, of=content.rows)))
     write_result(folder, result.to_json())
     print_metrics(f"{model.model}: {options.split}", metrics)
-    say(f"{len(examples)} outputs in {seconds:.1f} s; see {folder}")
+    say(f"{content.rows} outputs in {seconds:.1f} s; see {folder}")
     return result
+
+
+class _Progress:
+    """Shows how many inputs are done."""
+
+    def __init__(self, shown: Activity, total: int) -> None:
+        self.shown, self.total, self.done = shown, total, 0
+        self.began = time.monotonic()
+        self.add(0)
+
+    def add(self, inputs: int) -> None:
+        self.done += inputs
+        parts = [left(self.began, self.done, self.total - self.done)] if self.done else []
+        self.shown.show(f"evaluate {self.done}/{self.total}", *parts)
+
+
+def _job(place: OutputFolder, model: ModelOptions, options: EvaluateOptions) -> EvaluateJob:
+    return EvaluateJob(
+        folder=place,
+        model=replace(model, model=model.model and absolute(model.model)),
+        metrics=[absolute(name) for name in options.metrics],
+        config=options.method_config,
+        batch_size=options.batch_size,
+        timeout=options.reward_timeout,
+        cuda_graphs=options.cuda_graphs,
+    )
+
+
+def _corpus_scores(metrics: list[str], decoding: Decoding) -> dict[str, CorpusScore]:
+    """Of the metrics that are no models: models have a value for each input."""
+    return Metrics([name for name in metrics if name.partition(":")[0] not in FAMILIES], decoding).corpus_scores()

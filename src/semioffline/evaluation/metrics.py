@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from semioffline.data.examples import Examples
 from semioffline.errors import unknown
 from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.results import Evaluation
+from semioffline.evaluation.statistics import CorpusScore
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.rewards.contract import CorpusMetric, Reward, RewardFunction
@@ -58,13 +58,12 @@ def evaluate(
     decoding: Decoding,
     batch_size: int = 32,
     progress: bool = True,
-    kept: Path | None = None,
     timeout: float | None = None,
 ) -> Evaluation:
-    """Decode every example and measure `metrics` and the surface of the outputs. kept: see `generate_ids`. timeout:
-    seconds that one call of a metric may take."""
+    """Decode every example and measure `metrics` and the surface of the outputs. timeout: seconds that one call of a
+    metric may take."""
     with policy.meter.paused():
-        ids = generate_ids(policy, examples, decoding, batch_size, progress, kept=kept)
+        ids = generate_ids(policy, examples, decoding, batch_size, progress)
     return measure(policy.tokens.decode(ids), examples, metrics, decoding, ids, policy.device, timeout)
 
 
@@ -77,25 +76,51 @@ def measure(
     device: torch.device | None = None,
     timeout: float | None = None,
 ) -> Evaluation:
-    """Score outputs. Metrics that are models run on `device`; a metric that is given twice is measured once."""
-    named = [metric for metric in metrics if metric not in SURFACE]
-    functions: list[Reward] = []
-    for metric in named:
-        function = find_reward(metric, device=device)[1]
-        functions += [] if function in functions else [function]
-    reward_set = RewardSet([*functions, *SURFACE], timeout=timeout)
-    rows = [example.columns for example in examples.examples]
-    values = score(predictions, rows, reward_set, ids)
-    tail = f"|dec:{decoding.signature()}"
-    said = {name: function.signature for name, function in reward_set.functions.items()}
-    signatures = {name: (name if signature is None else signature) + tail for name, signature in said.items()}
-    evaluation = Evaluation(predictions, values, signatures)
-    references = [cast(list[str], row["references"]) for row in rows]
-    for name, function in reward_set.functions.items():
-        if isinstance(function, CorpusMetric):
-            evaluation.statistics[name] = _statistics(name, function, predictions, references)
-            evaluation.corpus_scores[name] = partial(_corpus_score, name, function)
-    return evaluation
+    """Score outputs once: see `Metrics`."""
+    return Metrics(metrics, decoding, device, timeout).measure(predictions, examples, ids)
+
+
+class Metrics:
+    """Metrics and the surface of outputs, loaded once for many sets of outputs.
+
+    Metrics that are models run on `device`; a metric that is given twice is measured once. timeout: seconds that one
+    call of a metric may take.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        decoding: Decoding,
+        device: torch.device | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        functions: list[Reward] = []
+        for metric in metrics:
+            function = find_reward(metric, device=device)[1] if metric not in SURFACE else None
+            functions += [] if function is None or function in functions else [function]
+        self.reward_set = RewardSet([*functions, *SURFACE], timeout=timeout)
+        tail = f"|dec:{decoding.signature()}"
+        said = {name: function.signature for name, function in self.reward_set.functions.items()}
+        self.signatures = {name: (name if signature is None else signature) + tail for name, signature in said.items()}
+
+    def measure(self, predictions: list[str], examples: Examples, ids: list[list[int]]) -> Evaluation:
+        """The scores of these outputs. ids: their tokens."""
+        rows = [example.columns for example in examples.examples]
+        evaluation = Evaluation(predictions, score(predictions, rows, self.reward_set, ids), dict(self.signatures))
+        references = [cast(list[str], row["references"]) for row in rows]
+        for name, function in self.reward_set.functions.items():
+            if isinstance(function, CorpusMetric):
+                evaluation.statistics[name] = _statistics(name, function, predictions, references)
+        evaluation.corpus_scores.update(self.corpus_scores())
+        return evaluation
+
+    def corpus_scores(self) -> dict[str, CorpusScore]:
+        """corpus metric -> its value from summed statistics"""
+        return {
+            name: partial(_corpus_score, name, function)
+            for name, function in self.reward_set.functions.items()
+            if isinstance(function, CorpusMetric)
+        }
 
 
 def _statistics(

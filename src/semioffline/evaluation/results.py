@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from semioffline.data.examples import Examples
 from semioffline.evaluation.statistics import CorpusScore, bootstrap_interval, corpus_value
@@ -52,26 +54,42 @@ class Evaluation:
         return {name: self._value(name) for name in self.values}
 
     def _value(self, name: str) -> float:
-        if name in self.statistics:
-            return corpus_value(self.statistics[name], self.corpus_scores[name])
-        known = [value for value in self.values[name] if not math.isnan(value)]
-        return float(np.mean(known)) if known else math.nan
+        return _value(self.statistics.get(name, self.values[name]), self.corpus_scores.get(name))
 
     def result(self, resamples: int = 1000, seed: int = 0) -> dict[str, MetricResult]:
         """metric -> its mean with a bootstrap interval. seed: of the bootstrap."""
-        found = {}
-        for name, values in self.values.items():
-            inputs = self.statistics.get(name, values)
-            low, high = bootstrap_interval(inputs, resamples, seed, self.corpus_scores.get(name))
-            found[name] = MetricResult(self._value(name), low, high, len(values), self.signatures[name])
-        return found
+        return {
+            name: metric_result(
+                self.statistics.get(name, values), self.signatures[name], self.corpus_scores.get(name), resamples, seed
+            )
+            for name, values in self.values.items()
+        }
+
+
+def metric_result(
+    inputs: ArrayLike, signature: str, corpus_score: CorpusScore | None = None, resamples: int = 1000, seed: int = 0
+) -> MetricResult:
+    """The mean of a metric with a bootstrap interval. inputs: one value, or one list of statistics, per input."""
+    array = np.asarray(inputs, dtype=float)
+    low, high = bootstrap_interval(array, resamples, seed, corpus_score)
+    return MetricResult(_value(array, corpus_score), low, high, len(array), signature)
+
+
+def _value(inputs: ArrayLike, corpus_score: CorpusScore | None) -> float:
+    array = np.asarray(inputs, dtype=float)
+    if corpus_score is not None:
+        return corpus_value(array, corpus_score)
+    known = array[~np.isnan(array)]
+    return float(np.mean(known)) if len(known) else math.nan
 
 
 def write_predictions(path: str | Path, evaluation: Evaluation, examples: Examples) -> None:
     """predictions.jsonl: prompt, prediction, references and the value of each metric, one line per input."""
-    lines = []
+    write_atomically(Path(path), "".join(prediction_lines(evaluation, examples)))
+
+
+def prediction_lines(evaluation: Evaluation, examples: Examples) -> Iterator[str]:
     for n, (text, example) in enumerate(zip(evaluation.predictions, examples.examples, strict=True)):
         row = {"prompt": example.columns["prompt"], "prediction": text, "references": example.columns["references"]}
         row |= {name: values[n] for name, values in evaluation.values.items()}
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    write_atomically(Path(path), "".join(lines))
+        yield json.dumps(row, ensure_ascii=False) + "\n"
