@@ -42,6 +42,7 @@ def build_commands(folder: Path) -> dict[str, Command]:
     limits = {"task": "ads", "limit": 12, "eval_limit": 4, "model": model}
     train = limits | TRAINING | steps | {"save_total_limit": 2, "gradient_accumulation_steps": 2}
     candidates = limits | TEXT | {"strategy": "sampling", "num_candidates": 3, "batch_size": 2, "shard_size": 4}
+    evaluate = limits | TEXT | {"batch_size": 2, "shard_size": 4}
     compare = {"task": "ads", "limit": 12} | TRAINING | {"start_steps": 2, "budget_steps": 2, "evaluations": 1}
     compare |= {"num_candidates": 2, "candidate_rows": 8}
     run = limits | TEXT | {"limit": 60, "seed": 3, "batch_size": 4, "num_samples": 4, "mft_steps": 4, "rl_steps": 6}
@@ -52,7 +53,9 @@ def build_commands(folder: Path) -> dict[str, Command]:
         "train": Command(["train", "semi_offline", *flags(train)], ("--resume",), train_result),
         "train actor_critic": Command(["train", "actor_critic", *flags(_without(train))], ("--resume",), train_result),
         "candidates": Command(["candidates", *flags(candidates)], (), candidates_result),
-        "evaluate": Command(["evaluate", *flags(limits | TEXT | {"batch_size": 2, "shard_size": 4})], (), evaluate_result),
+        "evaluate": Command(
+            ["evaluate", *flags(limits | TEXT | {"batch_size": 2, "shard_size": 4})], (), evaluate_result
+        ),
         "compare": Command(["compare", "--methods", "brio", "semi_offline", *flags(compare)], (), compare_result),
     }
 

@@ -26,7 +26,7 @@ time.sleep(60)
 PARENT = """
 import sys, threading, time
 from pathlib import Path
-from semioffline.experiments.comparison import Children
+from semioffline.engines.processes import Children
 children = Children()
 run = ([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))
 threading.Thread(target=children.run, args=run, daemon=True).start()

@@ -19,6 +19,7 @@ from semioffline.cli import main
 from semioffline.cli.compare_options import method_config, read_command
 from semioffline.cli.prepare import divide_inputs
 from semioffline.cli.recipes import SHIPPED
+from semioffline.engines.processes import Children
 from semioffline.errors import UserError
 from semioffline.evaluation.statistics import paired_p_value
 from semioffline.experiments import timing
@@ -278,7 +279,8 @@ def _plan(folder: Path, broken: set[str]) -> Plan:
     fail = "sys.exit('OutOfMemoryError: full') if sys.argv[2] else None"
     script = f"import pathlib, sys; {fail}; pathlib.Path(sys.argv[1]).write_text('')"
 
-    def command(method: str, seed: int) -> list[str]:
+    def command(part: str) -> list[str]:
+        method, _, seed = part.partition(":")
         result = folder / "runs" / f"{method}-seed{seed}" / "result.json"
         return [sys.executable, "-c", script, str(result), "broken" * (method in broken)]
 
@@ -286,7 +288,7 @@ def _plan(folder: Path, broken: set[str]) -> Plan:
     nothing: Any = None
     return Plan(
         folder, methods, {m: [0] for m in methods}, [], nothing, nothing, nothing, nothing, nothing, None, 1, jobs=2,
-        command=command,
+        command=command, processes=Children,
     )  # fmt: skip
 
 

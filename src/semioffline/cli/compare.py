@@ -36,8 +36,6 @@ DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
 ANYWHERE = {"use_cpu": True, "bf16": False, "fp16": False, "cuda_graphs": False}
 """For a table of runs, which may have been made on another machine."""
-ALONE = (None, "timing")
-"""--only, where no other process may work in the folder. Else others run other methods and seeds."""
 
 
 def _defaults_of(task: Task) -> dict[str, Any]:
@@ -53,12 +51,16 @@ def run(argv: list[str]) -> None:
         parse("compare", [*TYPES, MethodConfig], argv)
     task = parse("compare", TYPES, argv, unread="ignore")[0].load_task()
     defaults = _defaults_of(task)
-    data, model, options, args, by_method = read_command(argv, defaults)
+    data, model, options, where, args, by_method = read_command(argv, defaults)
     beside = labelled_folders(options.beside)
     seeds = _seeds(options, by_method) | {START: options.seeds[:1]}
     _check_only(options.only, seeds)
     device = model.checked_device()
-    folder = open_folder(str(args.output_dir), resume=True, lock=only in ALONE)
+    on_ray = where.engine == "ray"
+    if only is None:
+        where.check()
+    folder = open_folder(str(args.output_dir), resume=True, lock=only is None or (only == "timing" and not on_ray))
+    jobs = where.num_workers if on_ray else options.jobs
 
     def settings(method: str, **changes: Any) -> MethodConfig:
         # the initial checkpoint's own settings are for its training: it is tested as all are
@@ -82,8 +84,10 @@ def run(argv: list[str]) -> None:
         budget_steps=options.budget_steps,
         evaluations=options.evaluations,
         keep=options.keep,
-        jobs=options.jobs,
-        command=lambda method, seed: _command_of_one(argv, options.jobs, f"{method}:{seed}"),
+        jobs=jobs,
+        command=partial(_command_of_part, argv, where.cpus_per_worker if on_ray else (os.cpu_count() or 1) // jobs),
+        processes=where.processes(folder) if on_ray or jobs > 1 else None,
+        on_cluster=on_ray,
         about=about("compare", whole),
         made_with={"data": data.made_with()} | {k: getattr(options, k) for k in ("reward", "keep", "evaluations")},
         beside=beside,
@@ -118,9 +122,9 @@ def _steps(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, i
     return {method: steps for method, steps in given.items() if steps}
 
 
-def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
-    """The command of one run in its own process. It uses only its share of the cores."""
-    own = {"reward_workers": max(0, (os.cpu_count() or 1) // jobs - 1), "disable_tqdm": True}  # it writes to a file
+def _command_of_part(argv: list[str], cores: int, only: str) -> list[str]:
+    """The command of one part in its own process. It uses only its share of the cores."""
+    own = {"reward_workers": max(0, cores - 1), "disable_tqdm": True}  # it writes to a file
     return [sys.executable, "-m", "semioffline.cli.child", "compare", *as_flags(own), *argv, "--only", only]
 
 

@@ -9,6 +9,7 @@ from semioffline.cli.options import as_flags, parse, unread_setting
 from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.config import MethodConfig, check_own_settings, setting_names
 from semioffline.data.options import DataOptions, ModelOptions
+from semioffline.engines.options import EngineOptions
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.plan import START
 from semioffline.methods.shared.registry import check_method, config_class
@@ -96,27 +97,31 @@ class CompareOptions(Options):
         )
 
 
-TYPES = [DataOptions, ModelOptions, CompareOptions]
+TYPES = [DataOptions, ModelOptions, CompareOptions, EngineOptions]
 
 
 def read_command(
     argv: list[str], defaults: Recipe
-) -> tuple[DataOptions, ModelOptions, CompareOptions, MethodConfig, dict[str, Recipe]]:
-    """The options of a comparison, the settings of its M-FT stage, and each method's own settings; all checked."""
-    data, model, options, args = parse("compare", [*TYPES, config_class("mft")], argv, defaults, unread="ignore")
+) -> tuple[DataOptions, ModelOptions, CompareOptions, EngineOptions, MethodConfig, dict[str, Recipe]]:
+    """The options of a comparison, where it runs, the settings of its M-FT stage, and each method's own settings; all
+    checked."""
+    types = [*TYPES, config_class("mft")]
+    data, model, options, where, args = parse("compare", types, argv, defaults, unread="ignore")
+    if where.engine == "ray" and options.jobs > 1:
+        raise UserError(f"--jobs {options.jobs} is for one machine: with --engine ray, set --num_workers")
     listed = _listed(argv)
     if options.start_learning_rate is None:
         options = replace(options, start_learning_rate=2e-3 if model.model is None else 1e-4)
     by_method = _by_method(options, args, listed)
     _check_read(argv, [*options.methods, *listed])
-    return data, model, options, args, by_method
+    return data, model, options, where, args, by_method
 
 
 def method_config(method: str, own: Recipe, argv: list[str], defaults: Recipe) -> MethodConfig:
     """The config of one method: the shared settings that it reads, and its own."""
     kind = config_class("mft" if method == START else method.partition("@")[0])
     flags = as_flags({name: value for name, value in own.items() if name not in OWN})
-    return parse("compare", [*TYPES, kind], [*argv, *flags], defaults, unread="ignore")[3]
+    return parse("compare", [*TYPES, kind], [*argv, *flags], defaults, unread="ignore")[-1]
 
 
 def _check_read(argv: list[str], methods: list[str]) -> None:

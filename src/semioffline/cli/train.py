@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from semioffline.cli.recipes import Recipe, take_recipe
 from semioffline.cli.run_folder import about, print_changes, print_metrics
 from semioffline.config import MethodConfig, defining_settings
 from semioffline.data.options import DataOptions, ModelOptions
+from semioffline.engines.options import TrainEngineOptions
 from semioffline.errors import UserError, changes, told_in_one_line
 from semioffline.experiments.provenance import Provenance, write_about
 from semioffline.methods.shared.registry import config_class, load_method, method_names
@@ -51,23 +53,53 @@ def run(argv: list[str]) -> None:
             f"no method given: semioffline train METHOD, where METHOD is one of {', '.join(method_names())}"
         )
     method, argv = argv[0], argv[1:]
+    where, options, output_dir = _where(method, argv)
+    made = about("train", [method, *argv])
+    if where.engine == "ray":
+        where.check()
+        folder = open_folder(output_dir, options.resume, can_resume=True)
+        return where.train(partial(_train_in_worker, method, argv, folder.absolute(), made), folder)
     data, model, options, args = parse_training(method, argv)
+    if problem := where.problem():
+        raise UserError(problem)
     folder = open_folder(str(args.output_dir), options.resume, can_resume=True)
-    train(data, model, options, args, folder, about("train", [method, *argv]))
+    train(data, model, options, args, folder, made)
+
+
+def _where(method: str, argv: list[str]) -> tuple[TrainEngineOptions, TrainOptions, str]:
+    """Where to train, and the folder: read alone, because the settings of training look for devices."""
+    if wants_help(argv) or "--engine" not in " ".join([*argv, *map(str, take_recipe(argv)[0])]):
+        return TrainEngineOptions(), TrainOptions(), ""
+    where, options, place = parse(f"train {method}", [TrainEngineOptions, TrainOptions, _Place], argv, unread="ignore")
+    if not place.output_dir:
+        raise UserError("no output folder: give --output_dir FOLDER, which all nodes see")
+    return where, options, place.output_dir
+
+
+@dataclass
+class _Place(Options):
+    output_dir: str | None = setting(None, "Run folder.", place=True)
+
+
+def _train_in_worker(method: str, argv: list[str], folder: Path, made: Provenance) -> None:
+    """One process of several that train together. It goes on from the last complete checkpoint: the folder was new, or
+    the user wanted to resume."""
+    data, model, options, args = parse_training(method, [*argv, "--output_dir", str(folder)])
+    train(data, model, replace(options, resume=True), args, folder, made)
 
 
 def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, MethodConfig]:
     """The task's settings are defaults; the recipe and the flags override them."""
-    types = [DataOptions, ModelOptions, TrainOptions, config_class(method)]
+    types = [DataOptions, ModelOptions, TrainOptions, TrainEngineOptions, config_class(method)]
     command = f"train {method}"
     named = method if wants_help(argv) else take_recipe(argv)[0].get("method", method)
     if named != method:
         raise UserError(f"the recipe says method={named}, the command says {method}")
-    first_data, first_model = parse(command, types[:2] if not wants_help(argv) else types, argv, unread="ignore")[:2]
+    first_data, first_model, *_ = parse(command, types[:2] if not wants_help(argv) else types, argv, unread="ignore")
     task, on_cpu = first_data.load_task(), first_model.checked_device() == "cpu"
     defaults = {**task.settings, "eval_metrics": list(task.metrics), "reward": [task.reward] if task.reward else None}
     defaults |= {"use_cpu": True} if on_cpu else {}
-    data, model, options, args = parse(command, types, argv, defaults, shared_recipe=True)
+    data, model, options, _, args = parse(command, types, argv, defaults, shared_recipe=True)
     if args.resume_from_checkpoint is not None:
         raise UserError(
             "--resume_from_checkpoint is not supported: use --resume, which continues from the last complete "

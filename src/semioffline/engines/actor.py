@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from semioffline.engines.base import Job, Worker
+from semioffline.engines.processes import Children
 from semioffline.engines.versions import library_versions, version_problem
 from semioffline.errors import UserError
 from semioffline.storage.files import read_content, redirect_output
@@ -25,7 +26,7 @@ SEEN = "cluster.txt"
 class Told:
     """What the driver tells every worker."""
 
-    folder: Path
+    folder: str
     """Where the logs are."""
     token: str
     directory: str
@@ -49,19 +50,18 @@ class Shown:
     told: list[Any]
 
 
-class WorkerActor:
-    """Answers the driver; each of its methods returns a Failure instead of raising an error for the user."""
+class NodeActor:
+    """A process on some node. Each method returns a Failure instead of raising an error for the user."""
 
     def __init__(self) -> None:
         import ray
 
         self._node = f"{ray.util.get_node_ip_address()} ({platform.node()})"
-        self._worker: Worker | None = None
 
     def start(self, told: dict[str, Any], log: str) -> str | Failure:
         """Check what this node has and sees. Returns the node's name. told: the fields of `Told`, as plain values,
         because another version of the library may have others."""
-        return self._guarded(lambda: self._start(told, log))
+        return self.guarded(lambda: self._start(told, log))
 
     def _start(self, told: dict[str, Any], log: str) -> str:
         problem = version_problem(told["versions"], library_versions())
@@ -84,26 +84,7 @@ class WorkerActor:
             sys.path.insert(0, told["directory"])
         return self._node
 
-    def load(self, job: Job) -> dict[str, Any] | Failure:
-        """Load the job. Returns what the worker says about itself."""
-        return self._guarded(lambda: self._load(job))
-
-    def _load(self, job: Job) -> dict[str, Any]:
-        for flag, path in job.places().items():
-            if not path.exists():
-                raise UserError(f"it cannot see {flag} {path}: use a file system that all nodes share")
-        self._worker = job.load()
-        return dict(self._worker.about)
-
-    def make(self, shard: Any) -> Shown | Failure:
-        return self._guarded(lambda: self._make(shard))
-
-    def _make(self, shard: Any) -> Shown:
-        assert self._worker is not None
-        told: list[Any] = []
-        return Shown(self._worker.make(shard, told.append), told)
-
-    def _guarded(self, do: Callable[[], Answer]) -> Answer | Failure:
+    def guarded(self, do: Callable[[], Answer]) -> Answer | Failure:
         try:
             return do()
         except UserError as error:
@@ -119,3 +100,38 @@ class WorkerActor:
             return Failure(
                 f"the worker on node {self._node} has not enough memory: lower --batch_size, or give it a larger device"
             )
+
+
+class WorkerActor(NodeActor):
+    """A worker: loads a job once and takes shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._worker: Worker | None = None
+
+    def load(self, job: Job) -> dict[str, Any] | Failure:
+        """Load the job. Returns what the worker says about itself."""
+        return self.guarded(lambda: self._load(job))
+
+    def _load(self, job: Job) -> dict[str, Any]:
+        for flag, path in job.places().items():
+            if not path.exists():
+                raise UserError(f"it cannot see {flag} {path}: use a file system that all nodes share")
+        self._worker = job.load()
+        return dict(self._worker.about)
+
+    def make(self, shard: Any) -> Shown | Failure:
+        return self.guarded(lambda: self._make(shard))
+
+    def _make(self, shard: Any) -> Shown:
+        assert self._worker is not None
+        told: list[Any] = []
+        return Shown(self._worker.make(shard, told.append), told)
+
+
+class CommandActor(NodeActor):
+    """Runs one command in a process of its own, which ends when the actor does."""
+
+    def run(self, command: list[str], log: str) -> int | Failure:
+        """The exit code of a command for Python's interpreter. What it prints is added to the log."""
+        return self.guarded(lambda: Children().run([sys.executable, *command], Path(log)))

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from semioffline.engines.actor import SEEN, Told
 from semioffline.engines.options import EngineOptions
+from semioffline.engines.versions import library_versions
 from semioffline.errors import UserError, short
+from semioffline.storage.files import make_folder, write_atomically
 
+LOGS = "workers"
+"""The folder, in the output folder, with what each worker prints."""
 SECONDS_TO_CONNECT = 10.0
+SECONDS_FOR_ROOM = 45.0
+"""How long workers may wait for room on the cluster."""
+MOST_LOSSES = 4
+"""Workers that may die of one shard, or one after the other while they load, before the command gives up."""
 OBJECT_STORE = 256 * 2**20
 """Bytes of the object store of a cluster that is started here. Only rows and results go through it."""
 
@@ -97,20 +108,61 @@ class Resources:
         by_gpu = node.get("GPU", 0) / self.gpus if self.gpus else float("inf")
         return int(min(node.get("CPU", 0) // self.cpus, by_gpu))
 
-    def shortage(self, ray: Any, wanted: int, found: int, seconds: float) -> UserError:
+    def shortage(self, ray: Any, wanted: int, seconds: float = 0) -> UserError:
         """The error for a cluster with too few resources."""
         nodes = sum(node["Alive"] for node in ray.nodes())
         every, free = ray.cluster_resources(), ray.available_resources()
         waited = f" within {seconds:.0f} seconds" if seconds else ""
+        count = f"{wanted} workers, each with" if wanted > 1 else "one worker with"
         has, left = (f"{one.get('CPU', 0):g} CPUs and {one.get('GPU', 0):g} GPUs" for one in (every, free))
         return UserError(
-            f"--num_workers {wanted}, each with {self.cpus} CPUs and {self.gpus:g} GPUs: there is room for {found}"
-            f"{waited}. The cluster has {nodes} nodes with {has}, of which {left} are free: use fewer or smaller "
-            "workers, or add nodes"
+            f"no room{waited} for {count} {self.cpus} CPUs and {self.gpus:g} GPUs: the cluster has {nodes} nodes with "
+            f"{has}, of which {left} are free: lower --num_workers, --cpus_per_worker or --gpus_per_worker, or add "
+            "nodes"
         )
 
 
 def check_room(ray: Any, options: EngineOptions, resources: Resources) -> None:
     """Reject at once what a cluster on this machine has no room for. Other clusters may grow."""
-    if options.ray_address is None and (room := resources.fit(ray)) < options.num_workers:
-        raise resources.shortage(ray, options.num_workers, room, 0)
+    if options.ray_address is None and resources.fit(ray) < options.num_workers:
+        raise resources.shortage(ray, options.num_workers)
+
+
+# ---- what workers are told, and how they end ----
+
+
+@contextmanager
+def telling(folder: Path, cpus: int) -> Iterator[dict[str, Any]]:
+    """What every worker is told (the fields of `actor.Told`). folder: the output folder, in which their logs are. Logs
+    without content are removed at the end."""
+    logs = folder.absolute() / LOGS
+    token = uuid4().hex
+    make_folder(logs)
+    write_atomically(logs / SEEN, token)
+    told = Told(str(logs), token, os.getcwd(), library_versions(), cpus)
+    try:
+        yield asdict(told)
+    finally:
+        with suppress(OSError):
+            (logs / SEEN).unlink(missing_ok=True)
+            for path in logs.glob("*.log"):
+                if not path.stat().st_size:
+                    path.unlink()
+            logs.rmdir()  # unless there is something in it
+
+
+def log_name(number: int) -> str:
+    """The log of a worker. An interrupted command leaves its own."""
+    return f"worker-{os.getpid()}-{number}.log"
+
+
+def cause_of_death(reason: str) -> str:
+    """Why an actor has died, from Ray's long description."""
+    text = " ".join(reason.split())
+    if "running low on memory" in text or "OutOfMemoryError" in text:
+        return "its node was out of memory: lower --batch_size, or use fewer workers for each node"
+    if "failed to import" in text or "ModuleNotFoundError" in text:
+        return "it cannot import semioffline: install the same version on all nodes"
+    if "node was terminated" in text or "node has died" in text or "node is dead" in text or "The node" in text:
+        return "its node is gone"
+    return "its process was killed or has crashed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,23 +9,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from semioffline.engines.actor import SEEN, Failure, WorkerActor
+from semioffline.engines.actor import Failure, WorkerActor
 from semioffline.engines.base import Job, Made, Tell, Workers
 from semioffline.engines.options import EngineOptions
-from semioffline.engines.ray_cluster import Resources, check_address, check_room, connected, import_ray
-from semioffline.engines.versions import library_versions
+from semioffline.engines.ray_cluster import (
+    MOST_LOSSES,
+    SECONDS_FOR_ROOM,
+    Resources,
+    cause_of_death,
+    check_room,
+    connected,
+    log_name,
+    telling,
+)
 from semioffline.errors import UserError
 from semioffline.printing import say
-from semioffline.storage.files import last_lines, make_folder, write_atomically
+from semioffline.storage.files import last_lines
 
-LOGS = "workers"
-"""The folder, in the output folder, with what each worker prints."""
-SECONDS_FOR_ROOM = 45.0
-"""How long workers may wait for room on the cluster."""
-MOST_LOSSES = 4
-"""Workers that may die of one shard, or one after the other while they load, before the command gives up."""
 AHEAD = 2
 """Shards that a worker has at a time: the next one is there when it has made the first."""
 
@@ -36,35 +36,19 @@ class RayEngine:
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
-        import_ray()
-        check_address(options.ray_address)
 
     @contextmanager
     def open(self, job: Job, folder: Path) -> Iterator[Workers]:
-        logs = folder.resolve() / LOGS
         with connected(self.options) as ray:
             resources = Resources.of(ray, self.options)
             check_room(ray, self.options, resources)
-            token = uuid4().hex
-            make_folder(logs)
-            write_atomically(logs / SEEN, token)
-            workers = RayWorkers(ray, self.options, resources, job, logs, token)
-            try:
-                workers.start()
-                yield workers
-            finally:
-                workers.close()
-                _tidy(logs)
-
-
-def _tidy(logs: Path) -> None:
-    """Remove logs without content."""
-    with suppress(OSError):
-        (logs / SEEN).unlink(missing_ok=True)
-        for path in logs.glob("*.log"):
-            if not path.stat().st_size:
-                path.unlink()
-        logs.rmdir()  # unless there is something in it
+            with telling(folder, resources.cpus) as told:
+                workers = RayWorkers(ray, self.options, resources, job, told)
+                try:
+                    workers.start()
+                    yield workers
+                finally:
+                    workers.close()
 
 
 @dataclass(eq=False)
@@ -86,16 +70,12 @@ class _Actor:
 class RayWorkers:
     """The actors of one job."""
 
-    def __init__(
-        self, ray: Any, options: EngineOptions, resources: Resources, job: Job, logs: Path, token: str
-    ) -> None:
+    def __init__(self, ray: Any, options: EngineOptions, resources: Resources, job: Job, told: dict[str, Any]) -> None:
         self.about: Mapping[str, Any] = {}
-        self._ray, self._number, self._logs = ray, options.num_workers, logs
+        self._ray, self._number, self._told = ray, options.num_workers, told
         self._resources = resources
         self._remote = ray.remote(max_restarts=0, scheduling_strategy="SPREAD", **resources.as_ray())(WorkerActor)
         self._job = ray.put(job)
-        self._told = {"folder": str(logs), "token": token, "directory": os.getcwd()}
-        self._told |= {"versions": library_versions(), "cpus": resources.cpus}
         self._actors: list[_Actor] = []
         self._born = 0
         self._deaths = 0
@@ -123,7 +103,7 @@ class RayWorkers:
 
     def _add(self) -> None:
         self._born += 1
-        log = f"worker-{os.getpid()}-{self._born}.log"
+        log = log_name(self._born)
         handle = self._remote.remote()
         actor = _Actor(handle, log, time.monotonic())
         actor.asked.append(handle.start.remote(self._told, log))
@@ -187,7 +167,7 @@ class RayWorkers:
         self._actors.remove(actor)
         with suppress(Exception):
             self._ray.kill(actor.handle, no_restart=True)
-        cause = _cause(reason)
+        cause = cause_of_death(reason)
         where = f"the worker on node {actor.node}" if actor.node else "a worker"
         what = "while it loaded"
         if actor.is_loaded:
@@ -205,8 +185,9 @@ class RayWorkers:
         self._add()
 
     def _printed(self, actor: _Actor) -> str:
-        lines = last_lines(self._logs / actor.log, 3)
-        return f". Its last lines: {' | '.join(lines)} (all in {self._logs / actor.log})" if lines else ""
+        log = Path(self._told["folder"]) / actor.log
+        lines = last_lines(log, 3)
+        return f". Its last lines: {' | '.join(lines)} (all in {log})" if lines else ""
 
     def _check_room(self) -> None:
         """An error if workers wait too long for room: at the start for any of them, later if none is left."""
@@ -214,17 +195,4 @@ class RayWorkers:
         late = [actor for actor in waiting if time.monotonic() - actor.born > SECONDS_FOR_ROOM]
         is_start = not self.about
         if late and (is_start or len(waiting) == len(self._actors)):
-            found = len(self._actors) - len(waiting)
-            raise self._resources.shortage(self._ray, self._number, found, SECONDS_FOR_ROOM)
-
-
-def _cause(reason: str) -> str:
-    """Why an actor has died, from Ray's long description."""
-    text = " ".join(reason.split())
-    if "running low on memory" in text or "OutOfMemoryError" in text:
-        return "its node was out of memory: lower --batch_size, or use fewer workers for each node"
-    if "failed to import" in text or "ModuleNotFoundError" in text:
-        return "it cannot import semioffline: install the same version on all nodes"
-    if "node was terminated" in text or "node has died" in text or "node is dead" in text or "The node" in text:
-        return "its node is gone"
-    return "its process was killed or has crashed"
+            raise self._resources.shortage(self._ray, self._number, SECONDS_FOR_ROOM)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from semioffline.engines.processes import Processes
 from semioffline.errors import UserError
 from semioffline.experiments.plan import RESULT, START, Plan, read_run
 from semioffline.experiments.results import Comparison, Timing
@@ -18,10 +15,7 @@ from semioffline.experiments.runs import check_finished_run, run_one
 from semioffline.experiments.summary import summarise
 from semioffline.experiments.timing import fit_into_budget, known_timings, time_methods
 from semioffline.printing import duration
-from semioffline.storage.files import make_folder, writing
-
-_OWN_GROUP = 0 if os.name == "posix" else None
-"""Each run leads a group of processes. Linux ends what is stopped (SIGSTOP) in a group that has lost its parent."""
+from semioffline.storage.files import last_lines, make_folder
 
 
 def compare(plan: Plan, say: Callable[[str], None]) -> Comparison:
@@ -31,8 +25,10 @@ def compare(plan: Plan, say: Callable[[str], None]) -> Comparison:
         if (method, seed) not in missing:
             say(f"{method}, seed {seed}: done before")
             check_finished_run(plan, method, seed)
-    if plan.jobs > 1:
-        _run_in_processes(plan, plan_time(plan, missing, say), say)
+    if plan.processes is not None:
+        if missing:
+            with plan.processes() as processes:
+                _run_in_processes(plan, missing, say, processes)
         return summarise(plan)
     first = [run for run in missing if run[0] == START][:1]  # says how long an evaluation takes
     for method, seed in first:
@@ -48,13 +44,22 @@ def _say_run(method: str, seed: int, say: Callable[[str], None]) -> None:
     say(f"\n{'initial checkpoint' if method == START else method}, seed {seed}")
 
 
-def plan_time(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None]) -> list[tuple[str, int]]:
+def plan_time(
+    plan: Plan,
+    missing: list[tuple[str, int]],
+    say: Callable[[str], None],
+    time_them: Callable[[list[str]], None] | None = None,
+) -> list[tuple[str, int]]:
     """Print how long the comparison will take before it begins. Returns the runs to make: those of a method of which
-    not one step fits into a budget in seconds are left out."""
+    not one step fits into a budget in seconds are left out. time_them: times methods elsewhere."""
     trained = [run for run in missing if run[0] != START]
     if plan.budget_seconds is None or plan.budget_steps is not None or not trained:
         return missing
-    time_methods(plan, say, [method for method, _ in trained])
+    methods = [method for method, _ in trained]
+    if time_them is None:
+        time_methods(plan, say, methods)
+    elif set(methods) - known_timings(plan).keys():
+        time_them(methods)
     known = {method: fit_into_budget(plan, timing) for method, timing in known_timings(plan).items()}
     skipped = set()
     for method in dict.fromkeys(method for method, _ in trained):
@@ -86,9 +91,18 @@ def _say_total(plan: Plan, runs: list[tuple[str, Timing]], say: Callable[[str], 
     say(f"{len(runs)} runs{jobs}: about {duration(seconds / plan.jobs)}{told}")
 
 
-def _run_in_processes(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None]) -> None:
+def _run_in_processes(
+    plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None], children: Processes
+) -> None:
     """`plan.jobs` runs at a time, each in a process. One that fails does not stop the others, unless none succeeds."""
-    children = Children()
+
+    def time_there(methods: list[str]) -> None:
+        say(f"timing the steps of {', '.join(dict.fromkeys(methods))} while nothing else runs")
+        problem = _run_part(plan, "timing", plan.folder / "timing.txt", children)
+        if problem:
+            raise UserError(problem)
+
+    missing = plan_time(plan, missing, say, time_there if plan.on_cluster else None)
 
     def run(method_and_seed: tuple[str, int]) -> str | None:
         problem = None if children.stopped else _run_in_process(plan, *method_and_seed, say, children)
@@ -110,58 +124,22 @@ def _run_in_processes(plan: Plan, missing: list[tuple[str, int]], say: Callable[
         )
 
 
-class Children:
-    """Child processes. They watch their standard input, which the system closes however this process ends."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        """No other is started."""
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-
-    def run(self, command: list[str], log: Path) -> int:
-        """The exit code of a command. What it prints is added to the log."""
-        with writing(log):
-            file = open(log, "ab")  # noqa: SIM115
-        with file:
-            with self._lock:
-                if self.stopped:
-                    return -signal.SIGINT
-                child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    process_group=_OWN_GROUP,
-                )
-                self._running.add(child)
-            with child:
-                code = child.wait()
-            self._running.discard(child)
-            return code
-
-    def start_no_more(self) -> None:
-        """Start no more runs, and let the running ones finish."""
-        self.stopped = True
-
-    def end(self) -> None:
-        with self._lock:
-            self.stopped = True
-            for child in self._running:
-                child.kill()
-
-
-def _run_in_process(plan: Plan, method: str, seed: int, say: Callable[[str], None], children: Children) -> str | None:
+def _run_in_process(plan: Plan, method: str, seed: int, say: Callable[[str], None], children: Processes) -> str | None:
     """One run in a process of its own; the error, or None."""
-    assert plan.command is not None
     folder = plan.run_folder(method, seed)
     make_folder(folder)
-    log = folder / "log.txt"
-    before = log.stat().st_size if log.exists() else 0  # of earlier attempts
     say(f"{method}, seed {seed}")
-    code = children.run(plan.command(method, seed), log)
+    return _run_part(plan, f"{method}:{seed}", folder / "log.txt", children)
+
+
+def _run_part(plan: Plan, part: str, log: Path, children: Processes) -> str | None:
+    """What --only names, in a process of its own; the error, or None."""
+    assert plan.command is not None
+    before = log.stat().st_size if log.exists() else 0  # of earlier attempts
+    code = children.run(plan.command(part), log)
     if code == 0:
         return None
-    last = (log.read_bytes()[before:].decode(errors="replace").splitlines() or ["no output"])[-1]
+    last = (last_lines(log, 1, before) or ["no output"])[-1]
     hint = ": fewer --jobs need less memory" if re.search("out ?of ?memory", last, re.IGNORECASE) else ""
-    return f"{method}, seed {seed} ended with exit code {code}: {last} (all of it in {log}){hint}"
+    what = part.replace(":", ", seed ")
+    return f"{what} ended with exit code {code}: {last} (all of it in {log}){hint}"

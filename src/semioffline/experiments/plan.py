@@ -11,6 +11,7 @@ from typing import TypedDict
 from datasets import Dataset
 
 from semioffline.config import MethodConfig
+from semioffline.engines.processes import OpenProcesses
 from semioffline.errors import UserError
 from semioffline.evaluation.metrics import Metric
 from semioffline.experiments.provenance import Provenance
@@ -61,8 +62,12 @@ class Plan:
     jobs: int = 1
     """Runs at a time. With more than one and a budget in seconds, each method is timed alone first; with a budget in
     steps, seconds are unknown."""
-    command: Callable[[str, int], list[str]] | None = None
-    """The command that runs one method and seed in a process of its own, for jobs > 1."""
+    command: Callable[[str], list[str]] | None = None
+    """The command that does one part, as --only names it, in a process of its own."""
+    processes: OpenProcesses | None = None
+    """Where these commands run; None: this process makes one run after the other."""
+    on_cluster: bool = False
+    """Whether they run on other machines, whose steps must be timed there."""
     about: Provenance = field(default_factory=lambda: Provenance("", None, {}))
     """The command, commit and versions of this process."""
     made_with: Mapping[str, object] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from semioffline.report import comparing
 from semioffline.report.curves import curves_of
 from semioffline.report.draws import draws_of
 from semioffline.report.html import render
-from semioffline.report.outputs import changes_of, output_tables, pairs_of
+from semioffline.report.outputs import MOST_ROWS, changes_of, output_tables, pairs_of
 from semioffline.report.rated import RatingTable, read_ratings
 from semioffline.report.run_folders import Folder, Run, named_apart, read_folder
 from semioffline.report.summary import RunSummary, comparison_sentence, job_rows, summarise_run
@@ -43,7 +43,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
     Args:
         path: FOLDER/report.html when not given, or report.html in the current folder for several.
     """
-    found = named_apart(read_folder(Path(folder)) for folder in folders)
+    found = named_apart(read_folder(Path(folder), MOST_ROWS) for folder in folders)
     if path is None:
         path = found[0].path / REPORT if len(found) == 1 else Path(REPORT)
     make_folder(path.parent)

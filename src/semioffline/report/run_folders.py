@@ -77,23 +77,23 @@ class Folder:
     job: JobResult | None = None
 
 
-def read_folder(path: Path) -> Folder:
-    """The runs in a folder of `train`, `evaluate`, `demo`, `compare` or `run`."""
+def read_folder(path: Path, most: int | None = None) -> Folder:
+    """The runs in a folder of `train`, `evaluate`, `demo`, `compare` or `run`. most: outputs of a run to read."""
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
     result = _object(path / "result.json")
     if (path / "comparison.json").exists():
-        found = Folder(path, _runs_of_comparison(path), comparison=_read_comparison(path / "comparison.json"))
+        found = Folder(path, _runs_of_comparison(path, most), comparison=_read_comparison(path / "comparison.json"))
     elif result.get("kind") == "job":
         job = read_record(JobResult, path / "result.json")
-        found = Folder(path, _runs_of_job(path, job), job=job)
+        found = Folder(path, _runs_of_job(path, job, most), job=job)
     elif (path / LOG).exists() or (path / PREDICTIONS).exists():
-        found = Folder(path, [_read_run(path, path.resolve().name)])
+        found = Folder(path, [_read_run(path, path.resolve().name, most)])
     else:
         parts = sorted(part.parent for part in path.glob(f"*/{LOG}"))
         in_order = [path / name for name in result if path / name in parts]  # as demo writes its stages
         parts = in_order + [part for part in parts if part not in in_order]
-        found = Folder(path, [_of_stage(_read_run(part, part.name), path, result) for part in parts])
+        found = Folder(path, [_of_stage(_read_run(part, part.name, most), path, result) for part in parts])
     if not found.runs and found.comparison is None:
         raise UserError(
             f"there is no run in {path}: expected {LOG} or {PREDICTIONS}, which train, demo, evaluate and compare write"
@@ -119,11 +119,13 @@ def _of_stage(run: Run, path: Path, results: Mapping[str, Any]) -> Run:
     )
 
 
-def _read_run(folder: Path, label: str, before: Sequence[OutputRow] = (), with_outputs: bool = True) -> Run:
+def _read_run(
+    folder: Path, label: str, most: int | None, before: Sequence[OutputRow] = (), with_outputs: bool = True
+) -> Run:
     """before: outputs of the initial checkpoint, where the run itself has none."""
     result = _object(folder / "result.json")
     settings = _settings(folder)
-    own = list(_rows(folder / BEFORE)) if with_outputs else []
+    own = list(_rows(folder / BEFORE, most)) if with_outputs else []
     return Run(
         label=label,
         folder=folder,
@@ -131,37 +133,37 @@ def _read_run(folder: Path, label: str, before: Sequence[OutputRow] = (), with_o
         seed=seed if isinstance(seed := result.get("seed"), int) else None,
         log=[_numbers(line) for line in read_log(folder / LOG)],
         before=own or list(before),
-        after=list(_rows(folder / PREDICTIONS)) if with_outputs else [],
+        after=list(_rows(folder / PREDICTIONS, most)) if with_outputs else [],
         result=result,
         settings=settings,
     )
 
 
-def _runs_of_comparison(path: Path) -> list[Run]:
+def _runs_of_comparison(path: Path, most: int | None) -> list[Run]:
     """Every run of a comparison. Outputs are read for the first seed of each method only, which is enough for a
     reader."""
     folders = sorted(part.parent for part in path.glob("runs/*/result.json"))
     names = {folder: folder.name.rpartition("-seed") for folder in folders}
     first = {method: folder for folder in reversed(folders) for method, _, _ in [names[folder]]}
     seeds = {method: sum(names[folder][0] == method for folder in folders) for method in first}
-    initial = list(_rows(first[START] / PREDICTIONS)) if START in first else []
+    initial = list(_rows(first[START] / PREDICTIONS, most)) if START in first else []
     runs = []
     for folder in folders:
         method, _, seed = names[folder]
         label = method if seeds[method] == 1 else f"{method}, seed {seed}"
         is_first = folder == first[method]
-        runs.append(_read_run(folder, label, initial if is_first and method != START else (), is_first))
+        runs.append(_read_run(folder, label, most, initial if is_first and method != START else (), is_first))
     return [run for run in runs if run.log or run.after]
 
 
-def _runs_of_job(path: Path, job: JobResult) -> list[Run]:
+def _runs_of_job(path: Path, job: JobResult, most: int | None) -> list[Run]:
     """Each next to the model that it began with: RL and more M-FT begin with M-FT where there is one."""
     folders = {name: path / model.folder for name, model in job.models.items() if _is_inside(model.folder)}
     found = []
     for name, folder in folders.items():
         start = INITIAL if name == MFT or MFT not in folders else MFT
-        before = list(_rows(folders[start] / PREDICTIONS)) if name != INITIAL and start in folders else []
-        run = _read_run(folder, job.models[name].label, before)
+        before = list(_rows(folders[start] / PREDICTIONS, most)) if name != INITIAL and start in folders else []
+        run = _read_run(folder, job.models[name].label, most, before)
         found.append(replace(run, start=job.models[start].label if start in job.models else run.start))
     return [run for run in found if run.log or run.after]
 
@@ -185,8 +187,8 @@ def _object(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _rows(path: Path) -> Iterator[OutputRow]:
-    for line in read_log(path):
+def _rows(path: Path, most: int | None) -> Iterator[OutputRow]:
+    for line in read_log(path, most):
         if isinstance(line.get("prompt"), str) and isinstance(line.get("prediction"), str):
             yield line
 

@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,13 @@ def open_for_writing(folder: Path) -> None:
 
 def read_content(path: Path) -> bytes:
     """The content of a regular file. Pipes and devices are rejected: reading them could wait forever."""
+    check_regular(path)
+    return path.read_bytes()
+
+
+def check_regular(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise UserError(f"cannot read {path}: it is no regular file")
-    return path.read_bytes()
 
 
 def _parse_int(digits: str) -> float:
@@ -134,6 +139,15 @@ def last_lines(path: Path, number: int, after: int = 0) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()][-number:]
 
 
+def read_complete_lines(path: Path, start: int) -> list[bytes]:
+    """The lines of a growing log from byte `start` on, without the one that is being written."""
+    if not path.is_file():
+        return []
+    with open(path, "rb") as file:
+        file.seek(start)
+        return [line for line in file.readlines() if line.endswith(b"\n")]
+
+
 def sync_file(path: Path) -> None:
     """Make the appended lines of a log durable, if there is a log."""
     if path.exists():
@@ -141,20 +155,24 @@ def sync_file(path: Path) -> None:
             _sync(path)
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log of JSON objects, up to one that a kill has left half written."""
-    found: list[dict[str, Any]] = []
+def read_log(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a log of JSON objects, up to one that a kill has left half written. most: only the first ones."""
+    return list(islice(_log_entries(path), most))
+
+
+def _log_entries(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
-        return found
-    for line in read_content(path).split(b"\n")[:-1]:  # after the last line end: nothing, or a part of a line
-        try:
-            entry = json.loads(line, parse_int=_parse_int)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(entry, dict):
-            break
-        found.append(entry)
-    return found
+        return
+    check_regular(path)
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                entry = json.loads(line, parse_int=_parse_int) if line.endswith(b"\n") else None
+            except (ValueError, RecursionError):
+                return
+            if not isinstance(entry, dict):  # such as a part of a line
+                return
+            yield entry
 
 
 def keep_lines(path: Path, number: int) -> None:
