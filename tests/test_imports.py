@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[set[str], ...], ...] = (
     ({"validation"}, {"printing"}),
     ({"config"},),
     ({"storage"},),
+    ({"engines"},),
     ({"algorithm"},),
     ({"cuda"},),
     ({"policy"}, {"rewards"}, {"tasks"}),
@@ -78,6 +79,8 @@ MAY_SET = {
     },
     # a copy of a field
     "cli/options.py": {"action.choices", "action.type", "field.metadata"},
+    # Ray: what it prints about workers that died, which is reported here in one line
+    "engines/ray_cluster.py": {"ray._private.worker.*"},
     # the error of a stream that has no name; the width of a terminal
     "printing.py": {"console.width", "problem.filename"},
     # sacrebleu: what its signature says about references

@@ -53,9 +53,7 @@ def build_commands(folder: Path) -> dict[str, Command]:
         "train": Command(["train", "semi_offline", *flags(train)], ("--resume",), train_result),
         "train actor_critic": Command(["train", "actor_critic", *flags(_without(train))], ("--resume",), train_result),
         "candidates": Command(["candidates", *flags(candidates)], (), candidates_result),
-        "evaluate": Command(
-            ["evaluate", *flags(limits | TEXT | {"batch_size": 2, "shard_size": 4})], (), evaluate_result
-        ),
+        "evaluate": Command(["evaluate", *flags(evaluate)], (), evaluate_result),
         "compare": Command(["compare", "--methods", "brio", "semi_offline", *flags(compare)], (), compare_result),
     }
 

@@ -35,7 +35,7 @@ WRITERS = {"write_text", "write_bytes", "dump", "to_parquet", "to_csv", "to_pick
 WRITERS |= {"save_file", "save_to_json", "save_to_disk", "write_table", "savetxt", "tofile"}
 ALLOWED = {
     ("cli/__init__.py", "open"): "the null device, when a pipe is closed",
-    ("experiments/comparison.py", "open"): "log.txt: what a process prints is added to it",
+    ("engines/processes.py", "open"): "log.txt: what a process prints is added to it",
     ("methods/shared/critic.py", "save_file"): "into a folder that gets its name when it is complete",
     ("methods/shared/frozen.py", "save_file"): "into a folder that gets its name when it is complete",
     ("methods/shared/perturbed.py", "save_file"): "into a folder that gets its name when it is complete",

@@ -23,7 +23,7 @@ DEFAULT_METHOD = "semi_offline"
 """What `train --help` is about."""
 _OTHER = "Transformers' other settings"
 _FIRST = ("Data", "Model", "Reward")
-_LAST = ("Text", "Training", "Evaluation", "Log", "Speed and memory", "Advanced", _OTHER)
+_LAST = ("Text", "Training", "Evaluation", "Log", "Speed and memory", "Cluster", "Advanced", _OTHER)
 _RARE = ("Advanced", _OTHER)
 
 
