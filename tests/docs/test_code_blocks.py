@@ -1,12 +1,11 @@
 """The Python blocks of pages without a test of their own run, with a tiny model in place of the real one."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from pages import blocks, command_lines
+from pages import blocks
 from semioffline import SemiOfflineConfig, SemiOfflineTrainer
 from semioffline.cli import main
 from semioffline.scoring.reward_set import RewardSet
@@ -129,26 +128,3 @@ def test_a_batch_is_divided_among_reward_servers():
     assert RewardSet(names["quality"])(rows)[0] == [1.0] * 130
     first, second = names["SERVERS"]
     assert sorted(sent) == sorted([(first, 64), (second, 64), (first, 2)])
-
-
-def test_candidates_of_parts_are_joined(folder):
-    """The commands of the page one after the other, on the CPU; `cat` is done by hand."""
-    _, divide = code_of("docs/scaling-out.md")
-    Path("data").mkdir()
-    build({"train": 6})["train"].select_columns(["prompt", "completion"]).to_json("data/train.jsonl")
-    exec(divide, {})
-    page = (ROOT / "docs/scaling-out.md").read_text()
-    short = " --max_prompt_length 32 --max_completion_length 32 --device cpu"
-    commands = [line for line in command_lines(page) if "candidates" in line]
-    assert len(commands) == 3
-    for line in commands:
-        words = re.sub(r"--device cuda:\d", "", line.replace("mft/model", "model")) + short
-        if "semioffline candidates" in line:
-            words += " --num_candidates 2"
-        else:
-            parts = [Path(f"candidates-{n}/candidates.jsonl").read_text() for n in range(2)]
-            Path("candidates.jsonl").write_text("".join(parts))
-            words += " --num_samples 2 --max_steps 2 --disable_tqdm true"
-        assert main(words.split()[1:]) == 0
-    assert len(Path("candidates.jsonl").read_text().splitlines()) == 6
-    assert Path("rl/model").is_dir()

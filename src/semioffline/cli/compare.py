@@ -56,11 +56,10 @@ def run(argv: list[str]) -> None:
     seeds = _seeds(options, by_method) | {START: options.seeds[:1]}
     _check_only(options.only, seeds)
     device = model.checked_device()
-    on_ray = where.engine == "ray"
+    on_ray, jobs = where.engine == "ray", where.num_workers if where.engine == "ray" else options.jobs
     if only is None:
         where.check()
     folder = open_folder(str(args.output_dir), resume=True, lock=only is None or (only == "timing" and not on_ray))
-    jobs = where.num_workers if on_ray else options.jobs
 
     def settings(method: str, **changes: Any) -> MethodConfig:
         # the initial checkpoint's own settings are for its training: it is tested as all are
@@ -98,17 +97,22 @@ def run(argv: list[str]) -> None:
             "preparation": seconds_before(folder),
         },
     )
-    if options.only == "timing":
-        return time_methods(plan, say, plan.methods)
     if options.only is not None and not table_only:
-        method, _, seed = options.only.rpartition(":")
-        return run_one(plan, method, int(seed))
+        return _do_part(plan, options.only)
     result = summarise(plan) if table_only else compare(plan, say)
     write_settings(folder, data, model, options, args)
     splits = {} if table_only else {"train": plan.rows, "validation": plan.dev, "test": plan.test}
     if splits or not (folder / ABOUT).exists():
         write_about(folder, plan.about, (data, model, options, args), splits)
     _write(result, folder)
+
+
+def _do_part(plan: Plan, only: str) -> None:
+    """What --only names, without a table."""
+    if only == "timing":
+        return time_methods(plan, say, plan.methods)
+    method, _, seed = only.rpartition(":")
+    return run_one(plan, method, int(seed))
 
 
 def _seeds(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, list[int]]:
