@@ -17,7 +17,7 @@ from semioffline.cli.prepare import prepare, seconds_before
 from semioffline.cli.recipes import Recipe
 from semioffline.cli.run_folder import about
 from semioffline.config import MethodConfig
-from semioffline.data.options import ModelOptions
+from semioffline.data.options import DataOptions, ModelOptions
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.comparison import compare
 from semioffline.experiments.other_comparisons import labelled_folders
@@ -100,11 +100,16 @@ def run(argv: list[str]) -> None:
     if options.only is not None and not table_only:
         return _do_part(plan, options.only)
     result = summarise(plan) if table_only else compare(plan, say)
-    write_settings(folder, data, model, options, args)
-    splits = {} if table_only else {"train": plan.rows, "validation": plan.dev, "test": plan.test}
-    if splits or not (folder / ABOUT).exists():
-        write_about(folder, plan.about, (data, model, options, args), splits)
+    _describe(plan, table_only, data, model, options, args)
     _write(result, folder)
+
+
+def _describe(plan: Plan, table_only: bool, *used: DataOptions | ModelOptions | CompareOptions | MethodConfig) -> None:
+    """Write the settings, and what was read."""
+    write_settings(plan.folder, *used)
+    splits = {} if table_only else {"train": plan.rows, "validation": plan.dev, "test": plan.test}
+    if splits or not (plan.folder / ABOUT).exists():
+        write_about(plan.folder, plan.about, used, splits)
 
 
 def _do_part(plan: Plan, only: str) -> None:

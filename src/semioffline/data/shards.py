@@ -67,15 +67,16 @@ class Split:
 
     def __init__(self, task: Task, source: Source, split: str) -> None:
         self._task, self._source, self._split = task, source, split
-        self._parts = task.parts(source, split) if task.parts is not None else None
+        self._parts: Iterable[tuple[Any, Any]] | None = None
+        if task.parts is not None:
+            self._parts = task.parts(source, split)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """Parts: the rows, and the same rows as they are stored."""
         if self._parts is None:
             rows = self._task.load(self._source, self._split)
-            yield rows, self._task.load(replace(self._source, raw=True), self._split)
-        else:
-            yield from self._parts
+            self._parts = [(rows, self._task.load(replace(self._source, raw=True), self._split))]
+        yield from self._parts
 
     def check(self) -> Content:
         """Read all rows once: they are checked before anything slow begins."""
