@@ -7,8 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ pytest.importorskip("ray")
 
 from tests.engines.clusters import ray_flags, start_cluster
 from tests.engines.jobs import Part, Squares
+from tests.engines.several import OneOfSeveral, SeveralJobs
 from tests.integration.toy import KINDS, build_uneven_rows, save_model
 
 from semioffline.cli import main
@@ -25,9 +25,9 @@ from semioffline.cli.candidates import CandidateOptions
 from semioffline.data.candidate_job import CandidateJob
 from semioffline.data.candidates import CandidateFolder
 from semioffline.data.options import ModelOptions
-from semioffline.data.shards import RowShard, Split
-from semioffline.engines import ray_cluster, ray_workers
-from semioffline.engines.base import LocalEngine, Tell
+from semioffline.data.shards import Split
+from semioffline.engines import ray_cluster
+from semioffline.engines.base import LocalEngine
 from semioffline.engines.options import EngineOptions
 from semioffline.engines.ray_workers import RayEngine
 from semioffline.errors import UserError
@@ -59,41 +59,6 @@ def options(cluster: Any, workers: int = 2, **more: Any) -> EngineOptions:
 
 
 # ---- the same results ----
-
-
-@dataclass(frozen=True)
-class SeveralJobs:
-    """Several jobs as one: their workers are loaded once."""
-
-    jobs: list[CandidateJob]
-
-    def places(self) -> dict[str, Path]:
-        return {}
-
-    def load(self) -> SeveralWorkers:
-        return SeveralWorkers([job.load() for job in self.jobs])
-
-
-@dataclass(frozen=True)
-class OneOfSeveral:
-    job: int
-    shard: RowShard
-
-    @property
-    def number(self) -> int:
-        return 100 * self.job + self.shard.number
-
-
-class SeveralWorkers:
-    def __init__(self, workers: list[Any]) -> None:
-        self.workers = workers
-
-    @property
-    def about(self) -> Mapping[str, Any]:
-        return {"workers": len(self.workers)}
-
-    def make(self, shard: OneOfSeveral, tell: Tell) -> Any:
-        return self.workers[shard.job].make(shard.shard, tell)
 
 
 def all_shards(engine: Any, inputs: Path, folder: Path, number: int) -> dict[str, bytes]:
@@ -217,8 +182,8 @@ def test_a_bug_keeps_its_type(cluster: Any, tmp_path: Path) -> None:
 
 def test_too_few_resources(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 60 seconds; here the waiting is shorter."""
-    assert ray_workers.SECONDS_FOR_ROOM < 60
-    monkeypatch.setattr(ray_workers, "SECONDS_FOR_ROOM", 2.0)
+    assert ray_cluster.SECONDS_FOR_ROOM < 60
+    monkeypatch.setattr(ray_cluster, "SECONDS_FOR_ROOM", 2.0)
     with pytest.raises(
         UserError, match=r"no room within 2 seconds for 3 workers, each with 1 CPUs .* 2 CPUs and 0 GPUs"
     ):

@@ -22,6 +22,8 @@ LOGS = "workers"
 SECONDS_TO_CONNECT = 10.0
 SECONDS_FOR_ROOM = 45.0
 """How long workers may wait for room on the cluster."""
+SECONDS_TO_START = 600.0
+"""How long the process of a worker may take to start, where the file system is slow."""
 MOST_LOSSES = 4
 """Workers that may die of one shard, or one after the other while they load, before the command gives up."""
 OBJECT_STORE = 256 * 2**20
@@ -100,6 +102,9 @@ class Resources:
     def as_ray(self) -> dict[str, float]:
         return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
+    def as_bundle(self) -> dict[str, float]:
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
     def fit(self, ray: Any) -> int:
         """The number of workers that the cluster has room for, if nothing else runs."""
         return sum(self._fit_node(node["Resources"]) for node in ray.nodes() if node["Alive"])
@@ -122,10 +127,17 @@ class Resources:
         )
 
 
-def check_room(ray: Any, options: EngineOptions, resources: Resources) -> None:
-    """Reject at once what a cluster on this machine has no room for. Other clusters may grow."""
-    if options.ray_address is None and resources.fit(ray) < options.num_workers:
-        raise resources.shortage(ray, options.num_workers)
+def wait_for_room(ray: Any, options: EngineOptions, resources: Resources, workers: int) -> None:
+    """An error if the cluster has no room for this many workers. A cluster of this machine cannot grow: it is not waited
+    for. Only room is waited for here, and not processes, which may start slowly."""
+    seconds = SECONDS_FOR_ROOM if options.ray_address else 0
+    if not seconds and resources.fit(ray) < workers:
+        raise resources.shortage(ray, workers)
+    group = ray.util.placement_group([resources.as_bundle()] * workers)
+    found = group.wait(seconds or SECONDS_FOR_ROOM)
+    ray.util.remove_placement_group(group)
+    if not found:
+        raise resources.shortage(ray, workers, seconds or SECONDS_FOR_ROOM)
 
 
 # ---- what workers are told, and how they end ----

@@ -16,12 +16,13 @@ from semioffline.engines.processes import Processes
 from semioffline.engines.ray_cluster import (
     MOST_LOSSES,
     SECONDS_FOR_ROOM,
+    SECONDS_TO_START,
     Resources,
     cause_of_death,
-    check_room,
     connected,
     log_name,
     telling,
+    wait_for_room,
 )
 from semioffline.errors import UserError
 from semioffline.printing import say
@@ -32,7 +33,7 @@ def open_commands(options: EngineOptions, folder: Path) -> Iterator[Processes]:
     """Runs commands on the cluster during the block. folder: their output folder, which all nodes must see."""
     with connected(options) as ray:
         resources = Resources.of(ray, options)
-        check_room(ray, options, resources)
+        wait_for_room(ray, options, resources, options.num_workers)
         with telling(folder, resources.cpus) as told:
             commands = RayCommands(ray, resources, told)
             try:
@@ -82,8 +83,9 @@ class RayCommands:
     def _answer(self, actor: Any, name: str, command: list[str], log: Path) -> int:
         began, started = time.monotonic(), actor.start.remote(self._told, name)
         while not self._ray.wait([started], timeout=1.0)[0]:
-            if time.monotonic() - began > SECONDS_FOR_ROOM:
-                raise self._resources.shortage(self._ray, 1, SECONDS_FOR_ROOM)
+            limit = SECONDS_TO_START if self._resources.fit(self._ray) else SECONDS_FOR_ROOM
+            if time.monotonic() - began > limit:
+                raise self._resources.shortage(self._ray, 1, limit)
         self._checked(self._ray.get(started))
         return self._checked(self._ray.get(actor.run.remote(command, str(log.absolute()))))
 

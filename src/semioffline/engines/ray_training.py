@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,17 +13,19 @@ from semioffline.engines.actor import Failure, NodeActor
 from semioffline.engines.options import TrainEngineOptions
 from semioffline.engines.ray_cluster import (
     LOGS,
-    SECONDS_FOR_ROOM,
     Resources,
     cause_of_death,
-    check_room,
     connected,
     log_name,
     telling,
+    wait_for_room,
 )
 from semioffline.errors import UserError, short
 from semioffline.printing import say
 from semioffline.storage.files import read_complete_lines
+
+RUN = "ray-train"
+"""The folder of Ray Train, in that of the logs. Nothing in it is needed: checkpoints are in the run folder."""
 
 
 class Notes:
@@ -43,8 +46,7 @@ def train_together(options: TrainEngineOptions, work: Callable[[], None], folder
     complete checkpoint."""
     with connected(options) as ray:
         resources = Resources.of(ray, options)
-        check_room(ray, options, resources)
-        _wait_for_room(ray, options, resources)
+        wait_for_room(ray, options, resources, options.num_workers)
         notes = ray.remote(num_cpus=0)(Notes).remote()
         logs = [log_name(rank) for rank in range(options.num_workers)]
         with telling(folder, resources.cpus) as told, _following(Path(told["folder"], logs[0])):
@@ -67,17 +69,17 @@ def _fit(options: TrainEngineOptions, resources: Resources, config: dict[str, An
         scaling_config=ray.train.ScalingConfig(
             num_workers=options.num_workers,
             use_gpu=resources.gpus > 0,
-            resources_per_worker={"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})},
+            resources_per_worker=resources.as_bundle(),
         ),
         run_config=ray.train.RunConfig(
-            name="ray-train",
-            storage_path=str(folder.absolute() / LOGS),
+            name=RUN,
+            storage_path=config["told"]["folder"],
             failure_config=ray.train.FailureConfig(max_failures=options.max_failures),
         ),
     )
     try:
         trainer.fit()
-    except (ray.exceptions.RayError, RuntimeError) as error:
+    except (ray.train.TrainingFailedError, ray.exceptions.RayError, RuntimeError) as error:
         failures = getattr(error, "worker_failures", {}) or {0: error}
         first = next(iter(failures.values()))
         died = isinstance(first, ray.exceptions.RayActorError)
@@ -86,6 +88,8 @@ def _fit(options: TrainEngineOptions, resources: Resources, config: dict[str, An
             f"training failed, after {options.max_failures} restarts (--max_failures): {short(cause, 500)}. What the "
             f"workers printed is in {folder / LOGS}"
         )
+    finally:
+        shutil.rmtree(Path(config["told"]["folder"], RUN), ignore_errors=True)  # else Ray would restore its state
     return None
 
 
@@ -107,16 +111,6 @@ def _work(config: dict[str, Any]) -> None:
     if isinstance(answer, Failure):
         ray.get(config["notes"].add.remote(answer.message))
         raise RuntimeError(answer.message)
-
-
-def _wait_for_room(ray: Any, options: TrainEngineOptions, resources: Resources) -> None:
-    """Ray Train itself waits without an end. A cluster may grow, or other work on it may end."""
-    bundle = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
-    group = ray.util.placement_group([bundle] * options.num_workers)
-    found = group.wait(SECONDS_FOR_ROOM)
-    ray.util.remove_placement_group(group)
-    if not found:
-        raise resources.shortage(ray, options.num_workers, SECONDS_FOR_ROOM)
 
 
 @contextmanager

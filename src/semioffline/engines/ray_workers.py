@@ -16,12 +16,13 @@ from semioffline.engines.options import EngineOptions
 from semioffline.engines.ray_cluster import (
     MOST_LOSSES,
     SECONDS_FOR_ROOM,
+    SECONDS_TO_START,
     Resources,
     cause_of_death,
-    check_room,
     connected,
     log_name,
     telling,
+    wait_for_room,
 )
 from semioffline.errors import UserError
 from semioffline.printing import say
@@ -41,7 +42,7 @@ class RayEngine:
     def open(self, job: Job, folder: Path) -> Iterator[Workers]:
         with connected(self.options) as ray:
             resources = Resources.of(ray, self.options)
-            check_room(ray, self.options, resources)
+            wait_for_room(ray, self.options, resources, self.options.num_workers)
             with telling(folder, resources.cpus) as told:
                 workers = RayWorkers(ray, self.options, resources, job, told)
                 try:
@@ -190,9 +191,10 @@ class RayWorkers:
         return f". Its last lines: {' | '.join(lines)} (all in {log})" if lines else ""
 
     def _check_room(self) -> None:
-        """An error if workers wait too long for room: at the start for any of them, later if none is left."""
-        waiting = [actor for actor in self._actors if actor.node is None]
-        late = [actor for actor in waiting if time.monotonic() - actor.born > SECONDS_FOR_ROOM]
-        is_start = not self.about
-        if late and (is_start or len(waiting) == len(self._actors)):
-            raise self._resources.shortage(self._ray, self._number, SECONDS_FOR_ROOM)
+        """An error if no worker is left, and the cluster that has lost nodes has no room for another one."""
+        if any(actor.node is not None for actor in self._actors):
+            return
+        waited = time.monotonic() - min(actor.born for actor in self._actors)
+        limit = SECONDS_TO_START if self._resources.fit(self._ray) else SECONDS_FOR_ROOM
+        if waited > limit:
+            raise self._resources.shortage(self._ray, self._number, limit)
