@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -307,3 +308,22 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+def quiet_libraries() -> None:
+    """Turn off progress bars for loading weights and warnings for developers."""
+    import warnings
+
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging as hf_logging
+
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch.utils.data")
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    if logging.lastResort is not None:  # which prints our warnings
+        logging.lastResort.setFormatter(_PlainFormatter())
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import threading
@@ -123,7 +124,8 @@ def squares(cluster: Any, folder: Path, number: int = 12, workers: int = 2, **jo
 
 def test_a_worker_that_dies_loses_its_shard_only(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert squares(cluster, tmp_path, trouble="die once", at=5) == {n: n**2 for n in range(12)}
-    assert "died in shard 5 (its process was killed or has crashed): another one goes on" in capsys.readouterr().err
+    told = capsys.readouterr().err  # the result of shard 3 or 4 may have been on its way
+    assert re.search(r"died in shard [345] \(its process was killed or has crashed\): another one goes on", told)
 
 
 def test_a_shard_that_kills_every_worker_is_an_error(cluster: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from semioffline.cli.help import print_known_help, wants_help
 from semioffline.cli.process import count_early_end_as_error, end_soon
 from semioffline.cli.recipes import announce_code, take_recipe
 from semioffline.errors import UserError, unknown
-from semioffline.printing import end_live_line, one_line, plain, prepare_streams, say
+from semioffline.printing import end_live_line, one_line, prepare_streams, quiet_libraries, say
 from semioffline.storage.files import opened_folder, release_locks
 
 COMMANDS = {
@@ -35,25 +35,6 @@ COMMANDS = {
 }
 CONTINUED = ("run", "demo", "candidates", "evaluate", "compare")
 """Commands that continue where they were when they are repeated."""
-
-
-def _be_quiet() -> None:
-    """Turn off progress bars for loading weights and warnings for developers."""
-    import warnings
-
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    from transformers.utils import logging as hf_logging
-
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch.utils.data")
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    if logging.lastResort is not None:  # which prints our warnings
-        logging.lastResort.setFormatter(_PlainFormatter())
-
-
-class _PlainFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -133,7 +114,7 @@ def command(name: str) -> Callable[[list[str]], None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        _be_quiet()
+        quiet_libraries()
         return importlib.import_module(f"semioffline.cli.{name}").run
     finally:
         if was_enabled:

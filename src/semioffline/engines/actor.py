@@ -15,6 +15,7 @@ from semioffline.engines.base import Job, Worker
 from semioffline.engines.processes import Children
 from semioffline.engines.versions import library_versions, version_problem
 from semioffline.errors import UserError
+from semioffline.printing import quiet_libraries
 from semioffline.storage.files import read_content, redirect_output
 
 Answer = TypeVar("Answer")
@@ -117,6 +118,7 @@ class WorkerActor(NodeActor):
         for flag, path in job.places().items():
             if not path.exists():
                 raise UserError(f"it cannot see {flag} {path}: use a file system that all nodes share")
+        quiet_libraries()
         self._worker = job.load()
         return dict(self._worker.about)
 

@@ -128,8 +128,8 @@ class Resources:
 
 
 def wait_for_room(ray: Any, options: EngineOptions, resources: Resources, workers: int) -> None:
-    """An error if the cluster has no room for this many workers. A cluster of this machine cannot grow: it is not waited
-    for. Only room is waited for here, and not processes, which may start slowly."""
+    """An error if the cluster has no room for this many workers. A cluster of this machine cannot grow: it is not
+    waited for. Only room is waited for here, and not processes, which may start slowly."""
     seconds = SECONDS_FOR_ROOM if options.ray_address else 0
     if not seconds and resources.fit(ray) < workers:
         raise resources.shortage(ray, workers)

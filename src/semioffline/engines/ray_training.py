@@ -21,7 +21,7 @@ from semioffline.engines.ray_cluster import (
     wait_for_room,
 )
 from semioffline.errors import UserError, short
-from semioffline.printing import say
+from semioffline.printing import quiet_libraries, say
 from semioffline.storage.files import read_complete_lines
 
 RUN = "ray-train"
@@ -103,6 +103,7 @@ def _work(config: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(config["told"]["cpus"])
+    quiet_libraries()
     rank = ray.train.get_context().get_world_rank()
     actor = NodeActor()
     answer = actor.start(config["told"], config["logs"][rank])

@@ -83,6 +83,8 @@ class RayWorkers:
         """Actors that have died one after the other before they were loaded."""
         self._losses: Counter[int] = Counter()
         """shard -> workers that died while they made it"""
+        self._suspects: set[int] = set()
+        """Shards that a worker had when it died."""
         self._again: deque[Any] = deque()
         """Shards that were lost."""
 
@@ -117,7 +119,7 @@ class RayWorkers:
         source, is_over = iter(shards), False
         while True:
             for actor in sorted(self._actors, key=lambda one: len(one.shards)):
-                while actor.is_loaded and len(actor.shards) < AHEAD and not (is_over and not self._again):
+                while actor.is_loaded and len(actor.shards) < self._most(actor) and not (is_over and not self._again):
                     shard = self._again.popleft() if self._again else next(source, None)
                     if shard is None:
                         is_over = True
@@ -127,6 +129,11 @@ class RayWorkers:
             if is_over and not self._again and not any(actor.shards for actor in self._actors):
                 return
             yield from self._listen(tell)
+
+    def _most(self, actor: _Actor) -> int:
+        """How many shards a worker may have. One that was lost is made alone: if that worker dies, it is the cause."""
+        is_alone = self._again or any(shard.number in self._suspects for shard in actor.shards)
+        return 1 if is_alone else AHEAD
 
     def _listen(self, tell: Tell) -> Iterator[Made]:
         """Wait for the next answer of any worker."""
@@ -174,6 +181,7 @@ class RayWorkers:
         if actor.is_loaded:
             first = actor.shards[0] if actor.shards else None
             self._losses.update([] if first is None else [first.number])
+            self._suspects.update(shard.number for shard in actor.shards)
             losses = 0 if first is None else self._losses[first.number]
             what = "between two shards" if first is None else f"in shard {first.number}"
         else:
