@@ -79,11 +79,12 @@ class JobPlan(Record):
 
 
 def learning_rates(parameters: int, is_t5: bool, has_adapter: bool) -> tuple[float, float]:
-    """(M-FT, RL). 2e-4 for 135 million parameters, and less for larger models by the square root; four times as much
-    for T5, which is trained with large rates, and five times as much for adapters. RL takes a twentieth."""
+    """Return the learning rates of (M-FT, RL). M-FT: 2e-4 for 135 million parameters, and less for larger models by the
+    square root; four times as much for T5, which is trained with large rates, and five times as much for adapters. RL
+    takes a twentieth, and T5 three times that (benchmarks/defaults.json)."""
     rate = 2e-4 * math.sqrt(135e6 / max(parameters, 1)) * (4 if is_t5 else 1) * (5 if has_adapter else 1)
     rate = _round(min(rate, 2e-3))
-    return rate, _round(rate / 20)
+    return rate, _round(rate / 20) * (3 if is_t5 else 1)
 
 
 def wanted_steps(rows: int, batch_size: int) -> tuple[int, int]:
