@@ -72,15 +72,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         scores = score(drawn.samples, batch)
 
         masked_counts = send(observation.hidden.sum(1), drawn.logits.device)  # (B,)
-        rows = drawn.samples.places[0]
-
-        def coefficients() -> Tensor:
-            rewards = scores.rewards.to(masked_counts.device)
-            if drawn.swaps:
-                return swap_coefficients(drawn.swaps, rewards, rows, masked_counts, config.loss_scale)
-            return self._weights(rewards, masked_counts)[rows]
-
-        rl = reinforce(drawn.logits, coefficients, scores.ready)
+        rl = reinforce(drawn.logits, lambda: self.coefficients(drawn, scores.rewards, masked_counts), scores.ready)
         # Backward visits the newest term first: the MLE term, while rewards are still computed.
         mle = mle_term(mle_logits, batch, config.label_smoothing_factor)
 
@@ -134,6 +126,14 @@ class Method(RLMethod[SemiOfflineConfig]):
         drawn_logits = logits.gather(1, drawn.ids) / config.temperature  # no softmax: see `reinforce`
         samples = complete(static, observation, drawn.ids, end_id)
         return Drawn(samples, drawn_logits, drawn.entropy, drawn.probabilities, swaps)
+
+    def coefficients(self, drawn: Drawn, rewards: Tensor, masked_counts: Tensor) -> Tensor:
+        """(M, K) the weights of the drawn logits, from (B, K) rewards. masked_counts: (B,) on the device of the
+        logits."""
+        rewards, rows = rewards.to(masked_counts.device), drawn.samples.places[0]
+        if drawn.swaps:
+            return swap_coefficients(drawn.swaps, rewards, rows, masked_counts, self.config.loss_scale)
+        return self._weights(rewards, masked_counts)[rows]
 
     def _advantages(self, rewards: Tensor) -> Advantages:
         return advantages(rewards, self.config.baseline, self.config.scale_rewards)
