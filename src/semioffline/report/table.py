@@ -109,7 +109,7 @@ def explanations(comparison: Comparison, name: Callable[[str], str] = str) -> li
         ("Validation", "the best reward there, by which settings are chosen"),
         ("FP / input", "forward passes of the decoder per training input, to sample or score texts"),
         ("Tested step", f"of the checkpoint with the best validation reward; {INITIAL}: the one before training"),
-        ("Matched after", f"seconds until {reference} first had, on validation, the best reward of this method"),
+        ("Matched after", f"seconds that {reference} needed to reach this method's best validation reward"),
     ]  # fmt: skip
     shown = [each for each, metric in zip(metrics, comparison.metrics) if comparison.percent.get(metric)]
     return [*columns, ("Times 100", ", ".join(shown))] if shown else columns

@@ -175,8 +175,8 @@ def mask_token(log: Diagnostics, most: float = 0.65) -> Told:
     if not all(map(_is_number, (plain, masked, wrong))) or (wrong > plain and masked - plain <= most * (wrong - plain)):
         return None
     text = (
-        f"the model does not know its mask token: its loss per token is {plain:.2f}, {masked:.2f} with 40 % of the "
-        f"tokens before it masked, and {wrong:.2f} with wrong words in their place"
+        f"the model does not know its mask token: its loss per token is {plain:.2f} without masks, {masked:.2f} with "
+        f"40 % masks, and {wrong:.2f} with random words instead of the masks"
     )
     return text, "fine-tune it with masks first (semioffline train mft), and start from the result"
 

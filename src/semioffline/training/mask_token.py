@@ -41,10 +41,7 @@ class MaskCheck(Record):
         return self.wrong > self.plain and self.cost <= MOST_COST
 
     def __str__(self) -> str:
-        return (
-            f"loss per token {self.plain:.2f}; {self.masked:.2f} with 40 % of the tokens before it masked, "
-            f"{self.wrong:.2f} with wrong words in their place"
-        )
+        return f"loss per token: no mask {self.plain:.2f}, masks {self.masked:.2f}, random words {self.wrong:.2f}"
 
 
 @torch.no_grad()

@@ -42,9 +42,11 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
 
     default_rl_ratio: ClassVar[float | None] = DEFAULT_RATIO
     rl_weight: float | None = setting(
-        None, "Lambda, the weight of the RL loss relative to the MLE loss. Default: rl_ratio sets it.", "RL term",
+        None,
+        "Lambda, the weight of the RL loss relative to the MLE loss. Default: rl_ratio sets it; in combinations, 5.",
+        "RL term",
         NOT_NEGATIVE,
-    )  # fmt: skip
+    )
     rl_ratio: float | None = setting(
         None,
         "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps. Default: 1.",
