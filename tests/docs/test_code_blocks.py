@@ -26,6 +26,7 @@ TESTED = {
     "docs/tasks.md": "test_public.py",
     "docs/tutorial.md": "test_tutorial.py",
     "docs/your-own-data.md": "here",
+    "docs/web-service.md": "test_examples.py",
     "docs/your-own-reward.md": "test_examples.py",
 }
 """page -> where its blocks are run"""
