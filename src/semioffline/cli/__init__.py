@@ -29,7 +29,7 @@ COMMANDS = {
     "report": "write one HTML page about runs: semioffline report RUN [RUN ...]",
     "explain": "show what each word of a text does for its reward, by trying others in its place",
     "rate": "blind human ratings of outputs: semioffline rate RUN_A RUN_B ...",
-    "recipes": "list the recipes that ship, for --config NAME",
+    "recipes": "list the recipes in the package, for --config NAME",
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }

@@ -1,6 +1,6 @@
-"""Recipes: settings in a YAML file, which may be someone else's, or one of those that ship with the library, by name.
+"""Read recipes: settings in a YAML file, given by its path or by the name of a recipe in the package.
 
-Read before torch is loaded, which takes seconds. `semioffline recipes` lists those that ship.
+A recipe is read before torch is loaded, which takes seconds. `semioffline recipes` lists the recipes in the package.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that ship with the library."""
+    """Return the names of the recipes in the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
 def find_recipe(given: str) -> Path:
-    """The file that `--config` names: a path, or the name of a recipe that ships. If both exist, the path."""
+    """Return the file that `--config` names: a path, or the name of a recipe in the package. If both exist, the path."""
     path = Path(given)
     if os.path.lexists(path):  # also what cannot be opened: reading it says why
         return path
@@ -53,12 +53,12 @@ def find_recipe(given: str) -> Path:
         return SHIPPED / f"{given}.yaml"
     if path.name == given and not path.suffix:
         raise unknown("recipe", given, recipe_names())
-    shipped = f": the recipe that ships is --config {path.stem}" if path.stem in recipe_names() else ""
+    shipped = f": the recipe in the package is --config {path.stem}" if path.stem in recipe_names() else ""
     raise UserError(f"cannot read the recipe {given}: No such file or directory{shipped}")
 
 
 def run(argv: list[str]) -> None:
-    """List the recipes that ship, each with the first line of its file."""
+    """Print the recipes in the package, each with the first line of its file."""
     if argv and argv[0] not in ("-h", "--help"):
         raise UserError(f"semioffline recipes takes no options, but got '{argv[0]}'")
     say("usage: semioffline COMMAND --config NAME [--setting value ...]\n")

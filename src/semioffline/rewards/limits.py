@@ -103,7 +103,8 @@ class Retry(WrappedReward):
         wait: Seconds before the second call; doubled before each further call.
         errors: Exceptions after which it is called again. The default has network errors: OSError (ConnectionError,
             TimeoutError, urllib's URLError) and HTTPException (incomplete or malformed answers).
-        give_up: "raise": the last error stops training. "none": the samples get no reward and are left out.
+        give_up: What to do if all attempts fail. "raise": training stops with the last error. "none": the samples get no
+            reward and are left out.
 
     Example:
         ```python
