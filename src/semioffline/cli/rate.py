@@ -41,7 +41,7 @@ def run(argv: list[str]) -> None:
     [options] = parse("rate RUN [RUN ...]", [RateOptions], flags)
     if options.read:
         if folders:
-            raise UserError("--read takes rating files and no runs: key.json says which runs were rated")
+            raise UserError("--read takes rating files only, no run folders: key.json names the runs")
         return read_files([Path(name) for name in options.read], options.key)
     if not folders:
         raise UserError("no runs given: semioffline rate RUN_A RUN_B ..., or semioffline rate --read FILES")

@@ -168,8 +168,8 @@ def _packs(policy: Policy, source: Text, rows: list[Row], plain: list[Tensor], t
             return True
         reason = f"changes its logits (relative difference {apart:.2g})"
     logger.warning(
-        "%s: packing rows that share a prompt %s. Each row runs alone instead (share_prompt=False), with the same "
-        "results but more computation.",
+        "%s: packing the rows of one input into one sequence %s. They are not packed (share_prompt=False). Results are "
+        "the same, but it costs more computation.",
         policy.config.model_type,
         reason,
     )
