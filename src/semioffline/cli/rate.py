@@ -1,4 +1,4 @@
-"""semioffline rate: blind human ratings of what runs have written."""
+"""semioffline rate: collect blind human ratings of the outputs of runs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _read_key(path: Path) -> Key:
 
 
 def _with_parents(folder: str) -> list[Path]:
-    """The folder of a run, and the folders above it that may belong to a command with several runs."""
+    """Return the folder of a run, and the folders above it that may belong to a command with several runs."""
     path = Path(folder)
     return [path, path.parent, path.parent.parent]
 

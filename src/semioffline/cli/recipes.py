@@ -18,14 +18,14 @@ Recipe = dict[str, object]
 """Settings by name, as YAML has them."""
 SHIPPED = Path(__file__).parents[1] / "recipes"
 LARGEST = 100_000
-"""Bytes of a recipe."""
+"""Maximum size of a recipe in bytes."""
 CODE = ("reward", "metrics", "eval_metrics", "mask_where")
 """Settings that may name Python code to run: file.py:function or module:function (mask_where: only the former)."""
 NOT_CODE = (*FAMILIES, "length_penalty")
 
 
 def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
-    """The settings of `--config recipe.yaml`, and the other words of the command line."""
+    """Return the settings of `--config recipe.yaml`, and the other words of the command line."""
     with told_in_one_line(ValueError, before="the command line: "):
         check_settings(argv)
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
@@ -45,7 +45,7 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(given: str) -> Path:
-    """Return the file that `--config` names: a path, or the name of a recipe in the package. If both exist, the path."""
+    """Return the file that `--config` names: a path, or the name of a recipe in the package. A path has precedence."""
     path = Path(given)
     if os.path.lexists(path):  # also what cannot be opened: reading it says why
         return path
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> None:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The settings of a recipe. Python files in it are relative to its folder."""
+    """Return the settings in a recipe file. Paths of Python files are relative to its folder."""
     try:
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
@@ -91,7 +91,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def announce_code(recipe: Recipe, words: list[str]) -> None:
-    """Say on stderr which Python code a recipe names, before it runs. words: the rest of the command line."""
+    """Print to stderr which Python code a recipe names, before it runs. words: the rest of the command line."""
     given = {word.split("=")[0].lstrip("-") for word in words if word.startswith("--")}
     for code in dict.fromkeys(_code_in({key: value for key, value in recipe.items() if key not in given})):
         place, _, name = code.rpartition(":")
@@ -100,7 +100,7 @@ def announce_code(recipe: Recipe, words: list[str]) -> None:
 
 
 def _resolved(recipe: Recipe, folder: Path) -> Recipe:
-    """The settings, with the paths of Python files relative to `folder`."""
+    """Return the settings, with the paths of Python files relative to `folder`."""
     found: Recipe = {}
     for key, value in recipe.items():
         if isinstance(value, dict):
@@ -113,7 +113,7 @@ def _resolved(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _code_in(recipe: Recipe) -> list[str]:
-    """Every value of the form file.py:function or module:function."""
+    """Return every value of the form file.py:function or module:function."""
     found: list[str] = []
     for key, value in recipe.items():
         if isinstance(value, dict):
