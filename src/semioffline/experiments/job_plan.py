@@ -1,7 +1,7 @@
-"""The plan of a job: rules that choose settings from data and model, and the file that keeps them.
+"""The plan of a job: rules that choose settings from data and model, and the file that stores them.
 
-The plan is written once, before the first step. A job that continues reads it, so that numbers of steps, which depend
-on measured times, do not change.
+The plan is written once, before the first step. A job that continues reads it, because numbers of steps depend on
+measured times and must not change.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from semioffline.training.mask_token import MaskCheck
 
 PLAN = "plan.json"
 EVALUATIONS = 5
-"""On validation, about, in each stage."""
+"""Approximate number of validations in each stage."""
 FEWEST_STEPS = 20
 FEWEST_TESTS = 500
 FEWEST_VALIDATED = 64
 TEST_SHARE = 0.3
-"""Of the minutes, which testing may take before test inputs are left out."""
+"""Share of the minutes that testing may take. If it would take more, fewer test inputs are used."""
 VALIDATION_SHARE = 0.2
-"""Of the minutes, which evaluations may take before validation inputs are left out."""
+"""Share of the minutes that evaluations may take. If they would take more, fewer validation inputs are used."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Speed(Record):
     mft_step: float
     rl_step: float
     output: float
-    """To decode one input."""
+    """Seconds to decode one input."""
 
 
 @dataclass(frozen=True)
 class StagePlan(Record):
-    """One stage that trains."""
+    """The plan of one stage that trains."""
 
     steps: int
     learning_rate: float
@@ -52,9 +52,9 @@ class JobPlan(Record):
     """The decisions before the first step, as stored in plan.json."""
 
     made_with: dict[str, object]
-    """The options of the job; others are refused."""
+    """The options of the job. A folder with other options is rejected."""
     digest: str
-    """Of the rows."""
+    """Digest of the rows."""
     parameters: int
     model_kind: str
     device: str
@@ -66,16 +66,16 @@ class JobPlan(Record):
     mask: MaskCheck
     speed: Speed
     mft: StagePlan | None
-    """None: the model knows its mask token, or the user wants no M-FT."""
+    """None if the model knows its mask token, or if the user wants no M-FT."""
     rl: StagePlan
     tested: int
-    """Test inputs."""
+    """Number of test inputs."""
     validated: int
-    """Validation inputs."""
+    """Number of validation inputs."""
     batch_size: int
     eval_batch_size: int
     seconds: dict[str, float] = field(default_factory=dict)
-    """stage -> what it will take, about"""
+    """stage -> estimated seconds"""
 
 
 def learning_rates(parameters: int, is_t5: bool, has_adapter: bool) -> tuple[float, float]:
@@ -88,21 +88,23 @@ def learning_rates(parameters: int, is_t5: bool, has_adapter: bool) -> tuple[flo
 
 
 def wanted_steps(rows: int, batch_size: int) -> tuple[int, int]:
-    """(M-FT, RL): three passes over the training rows, 100 to 600 steps; one pass, 100 to 300 steps."""
+    """Choose numbers of steps (M-FT, RL). M-FT: three passes over the training rows, 100 to 600 steps. RL: one pass,
+    100 to 300 steps."""
     epoch = math.ceil(rows / batch_size)
     return min(max(3 * epoch, 100), 600), min(max(epoch, 100), 300)
 
 
 def eval_interval(steps: int) -> int:
-    """The steps between evaluations: a divisor of all steps, so that the last step is also evaluated; about EVALUATIONS
-    in all."""
+    """Return the number of steps between evaluations. It divides all steps, so that the last step is evaluated, and
+    gives about EVALUATIONS evaluations."""
     return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= steps / EVALUATIONS)
 
 
 def plan_stages(
     options: JobOptions, rates: tuple[float, float], rows: Mapping[str, int], speed: Speed, needs_mft: bool
 ) -> tuple[StagePlan | None, StagePlan, int, int]:
-    """(M-FT, RL, test inputs, validation inputs): what the data ask for, cut to the minutes that the user has."""
+    """Return (M-FT, RL, test inputs, validation inputs): what the data need, reduced to the minutes that the user
+    has."""
     wanted = wanted_steps(rows["train"], options.batch_size)
     first, second = (options.mft_steps, options.rl_steps)
     mft = 0 if not needs_mft else wanted[0] if first is None else first
@@ -134,7 +136,7 @@ def plan_stages(
 
 
 def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -> dict[str, float]:
-    """stage -> estimated seconds."""
+    """Return stage -> estimated seconds."""
     speed, models = plan.speed, 3 + (plan.mft is not None) - (options.more_mft_steps == 0)
 
     def evaluated(stage: StagePlan) -> float:
@@ -152,11 +154,11 @@ def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -
 
 
 def _cut(steps: int, share: float) -> int:
-    """A smaller number of steps, divisible by EVALUATIONS."""
+    """Return a smaller number of steps, divisible by EVALUATIONS."""
     fewer = max(int(steps * share), FEWEST_STEPS)
     return min(steps, max(FEWEST_STEPS, fewer // EVALUATIONS * EVALUATIONS))
 
 
 def _round(rate: float) -> float:
-    """One digit."""
+    """Round to one digit."""
     return float(f"{rate:.0e}")

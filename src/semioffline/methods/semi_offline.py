@@ -101,7 +101,7 @@ class Method(RLMethod[SemiOfflineConfig]):
     def predict_and_draw(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> tuple[Tensor, Drawn]:
-        """One forward pass: the logits of the MLE row, and K draws at each masked position."""
+        """Run one forward pass. Return the logits of the MLE row, and K draws at each masked position."""
         mle_row = masked_target_row(policy, batch, self.config, randomness)
         rl_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
         mle_logits, rl_logits = policy.predict(batch.source, [mle_row, rl_row])
@@ -116,7 +116,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         observation: Observation,
         randomness: Randomness,
     ) -> Drawn:
-        """K samples from the (M, V) logits of the masked positions."""
+        """Draw K samples from the (M, V) logits of the masked positions."""
         config, allowed, end_id = self.config, policy.allowed, None
         if config.eos_after is not None:
             end_id = policy.tokens.eos_id
