@@ -10,7 +10,7 @@ from torch import Tensor
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Observation, Samples, Text, send
 
-WIDTH = 1024
+WIDTH = 128
 """With top_p, the most likely tokens are searched among this many first."""
 
 
@@ -37,8 +37,8 @@ def sampling_logits(
 def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
     """Return (M, V), True at the most likely tokens whose probabilities together reach top_p.
 
-    A few hundred tokens nearly always suffice. On a GPU, selecting these takes a fraction of the time of sorting the
-    vocabulary. Only rows that need more are sorted. (The check for such rows makes the host wait for the device.)
+    A few tokens nearly always suffice. Selecting these takes a fraction of the time of sorting the vocabulary. Rows
+    that need more search among eight times as many. (The check for such rows makes the host wait for the device.)
     """
     likely, order = probabilities.topk(min(width, probabilities.shape[1]), dim=1)
     kept = torch.zeros_like(probabilities, dtype=torch.bool)
@@ -46,7 +46,7 @@ def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
     if likely.shape[1] < probabilities.shape[1]:
         wide = (likely.sum(1) < top_p).nonzero().squeeze(1)
         if len(wide):
-            kept[wide] = _nucleus(probabilities[wide], top_p, probabilities.shape[1])
+            kept[wide] = _nucleus(probabilities[wide], top_p, 8 * width)
     return kept
 
 

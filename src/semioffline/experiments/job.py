@@ -29,7 +29,7 @@ from semioffline.experiments.job_plan import (
 from semioffline.experiments.job_results import MFT
 from semioffline.experiments.job_results import RESULT as RL
 from semioffline.experiments.provenance import Provenance
-from semioffline.experiments.timing import free_memory, time_outputs, time_steps
+from semioffline.experiments.timing import free_memory, time_candidates, time_outputs, time_steps
 from semioffline.methods.shared.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.storage.files import write_atomically
@@ -195,9 +195,18 @@ def _measure_speed(job: Job, plan: JobPlan, splits: Splits, policy: Policy) -> S
         _some(splits.rows["validation"], policy, plan.eval_batch_size, *lengths),
         plan.max_completion_length,
     )
+    candidates = 0.0
+    if job.options.static_target != "ground_truth":
+        some = _some(splits.rows["train"], policy, candidate_batch(job, plan), *lengths)
+        candidates = time_candidates(policy, some, job.options.sampling(lengths[1], job.options.num_candidates))
     with tempfile.TemporaryDirectory() as place:
         steps = time_both(job, plan, splits.rows["train"], policy, "ground_truth", place)
-    return Speed(steps[0], steps[1], outputs)
+    return Speed(steps[0], steps[1], outputs, candidates)
+
+
+def candidate_batch(job: Job, plan: JobPlan) -> int:
+    """Return the number of inputs whose candidates are sampled together."""
+    return max(1, 2 * plan.eval_batch_size // job.options.num_candidates)
 
 
 def time_both(job: Job, plan: JobPlan, rows: Dataset, policy: Policy, target: str, place: str) -> tuple[float, float]:

@@ -26,6 +26,10 @@ TEST_SHARE = 0.3
 """Share of the minutes that testing may take. If it would take more, fewer test inputs are used."""
 VALIDATION_SHARE = 0.2
 """Share of the minutes that evaluations may take. If they would take more, fewer validation inputs are used."""
+CANDIDATE_PASSES = 2
+"""Passes of the RL stage over inputs with candidates: with more inputs, candidates would take most of the time."""
+PROBED = 64
+"""Inputs of the probe that chooses the static target."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Speed(Record):
     rl_step: float
     output: float
     """Seconds to decode one input."""
+    candidates: float = 0.0
+    """Seconds to sample the candidates of one input."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +123,10 @@ def plan_stages(
     validated = min(rows["validation"], options.validation_inputs)
     validated = min(validated, max(FEWEST_VALIDATED, int(VALIDATION_SHARE * budget / (evaluations * speed.output))))
     fixed = speed.output * (models * tested + evaluations * validated)
+    target = 0.0 if options.static_target == "ground_truth" else speed.candidates
+    fixed += 2 * PROBED * target  # more M-FT takes the same time as the probe, the candidates and RL
     left = max(budget - fixed, 0.0)
-    training = mft * speed.mft_step + 2 * rl * (speed.rl_step + options.batch_size * speed.output)
+    training = mft * speed.mft_step + 2 * rl * (speed.rl_step + target * options.batch_size / CANDIDATE_PASSES)
     share = min(1.0, left / training)
     if first is None and mft:
         mft = _cut(mft, share)
@@ -135,6 +143,11 @@ def plan_stages(
     return stages[0], stages[1], tested, validated
 
 
+def rows_with_candidates(plan: JobPlan) -> int:
+    """Return the number of training rows that get candidates."""
+    return min(plan.found.rows["train"], math.ceil(plan.rl.steps * plan.batch_size / CANDIDATE_PASSES))
+
+
 def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -> dict[str, float]:
     """Return stage -> estimated seconds."""
     speed, models = plan.speed, 3 + (plan.mft is not None) - (options.more_mft_steps == 0)
@@ -144,8 +157,7 @@ def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -
 
     found = {} if plan.mft is None else {"M-FT": plan.mft.steps * speed.mft_step + evaluated(plan.mft)}
     if with_candidates:
-        rows = min(plan.found.rows["train"], plan.rl.steps * plan.batch_size)
-        found["static targets"] = rows * speed.output
+        found["static targets"] = (PROBED + rows_with_candidates(plan)) * speed.candidates
     found["semi-offline RL"] = plan.rl.steps * speed.rl_step + evaluated(plan.rl)
     if options.more_mft_steps != 0:
         found["more M-FT"] = found["semi-offline RL"] + found.get("static targets", 0.0)

@@ -18,11 +18,11 @@ from semioffline.config import MethodConfig
 from semioffline.data.candidates import OUTPUT, write_candidates
 from semioffline.data.examples import Examples
 from semioffline.evaluation.results import Evaluation, MetricResult, write_predictions
-from semioffline.experiments.job import MODEL, Job, stage_config, time_both
-from semioffline.experiments.job_plan import JobPlan, StagePlan, eval_interval
+from semioffline.experiments.job import MODEL, Job, candidate_batch, stage_config, time_both
+from semioffline.experiments.job_plan import PROBED, JobPlan, StagePlan, eval_interval, rows_with_candidates
 from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT
 from semioffline.experiments.job_results import RESULT as RL
-from semioffline.experiments.static_target import INPUTS, StaticChoice, choose_target, probe_target
+from semioffline.experiments.static_target import StaticChoice, choose_target, probe_target
 from semioffline.experiments.timing import free_memory
 from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.policy.policy import Policy
@@ -180,8 +180,8 @@ def _probe(job: Job, plan: JobPlan) -> StaticChoice:
     args = stage_config(job, plan, RL, plan.rl)
     assert isinstance(args, SemiOfflineConfig)
     rewards = RewardSet(job.rewards, args.reward_weights, device=job.device)
-    rows = _rows_of_rl(job, plan)
-    rows = rows.select(range(min(INPUTS, len(rows))))
+    rows = _rows_with_candidates(job, plan)
+    rows = rows.select(range(min(PROBED, len(rows))))
     with tempfile.TemporaryDirectory() as place:
         path = _write_candidates(job, plan, policy, rewards, args, rows, Path(place))
         scored = _with_any(load_rows(path))
@@ -198,11 +198,9 @@ def _probe(job: Job, plan: JobPlan) -> StaticChoice:
 
 def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Dataset:
     """Return the training rows of RL. If candidates are masked, make them first."""
-    rows = _rows_of_rl(job, plan)
-    if choice.target == "ground_truth":
+    if choice.target == "ground_truth" or "candidates" in job.rows(plan, "train").column_names:
         return job.rows(plan, "train")
-    if "candidates" in rows.column_names:
-        return rows
+    rows = _rows_with_candidates(job, plan)
     folder = job.folder / CANDIDATES
     if not (folder / SECONDS).exists():
         job.say(f"static targets: {job.options.num_candidates} candidates for each of {len(rows)} inputs")
@@ -213,7 +211,7 @@ def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Datase
         _write_candidates(job, plan, policy, rewards, args, rows, folder)
         shards = math.ceil(len(rows) / SHARD)
         made, seconds = shards - before, time.perf_counter() - began
-        whole = seconds * shards / made if made else len(rows) * plan.speed.output
+        whole = seconds * shards / made if made else len(rows) * plan.speed.candidates
         write_atomically(folder / SECONDS, json.dumps({"seconds": whole}))
         del policy
         free_memory()
@@ -223,10 +221,9 @@ def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Datase
     return scored
 
 
-def _rows_of_rl(job: Job, plan: JobPlan) -> Dataset:
-    """Return a random selection of as many inputs as the RL stage uses."""
-    rows = job.rows(plan, "train")
-    return rows.shuffle(seed=job.options.seed).select(range(min(len(rows), plan.rl.steps * plan.batch_size)))
+def _rows_with_candidates(job: Job, plan: JobPlan) -> Dataset:
+    """Return a random selection of training rows, as many as get candidates."""
+    return job.rows(plan, "train").shuffle(seed=job.options.seed).select(range(rows_with_candidates(plan)))
 
 
 def _write_candidates(
@@ -235,7 +232,7 @@ def _write_candidates(
     limits = plan.max_prompt_length, plan.max_completion_length
     examples = Examples(rows, policy, *limits, args.truncation_side, progress=False)
     decoding = job.options.sampling(limits[1], job.options.num_candidates)
-    batch = max(1, 2 * plan.eval_batch_size // job.options.num_candidates)
+    batch = candidate_batch(job, plan)
     policy.eval()
     return write_candidates(
         policy, examples, rows, decoding, rewards, folder, {}, batch, SHARD, job.options.seed

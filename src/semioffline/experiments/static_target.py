@@ -20,7 +20,7 @@ from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.storage.records import Record
 
-INPUTS, BATCH_SIZE = 64, 16
+BATCH_SIZE = 16
 ENOUGH = 0.5
 """Minimum share of inputs whose samples must differ in reward."""
 

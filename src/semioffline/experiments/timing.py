@@ -14,9 +14,11 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import text_uniforms
 from semioffline.config import MethodConfig
 from semioffline.cuda.functions import recordings
-from semioffline.data.examples import Examples
+from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.evaluation.decode import generate_ids
 from semioffline.experiments.plan import START, Plan
@@ -149,6 +151,16 @@ def time_outputs(policy: Policy, examples: Examples, max_new_tokens: int) -> flo
             generate_ids(policy, examples, Decoding(max_new_tokens=max_new_tokens), half, progress=False, part=part)
         seconds += [(StepClock.now() - started) / number] if number else []
     return min(seconds)
+
+
+def time_candidates(policy: Policy, examples: Examples, decoding: Decoding) -> float:
+    """Measure the seconds to sample the candidates of one input, in one batch with these examples."""
+    batch = Collator(policy.tokens.pad_id)(examples.examples).to(policy.device)
+    shape = decoding.num_return_sequences, decoding.max_new_tokens
+    uniforms, started = text_uniforms(batch.index, *shape, Randomness(0, 0), "candidates"), StepClock.now()
+    with policy.meter.paused():
+        policy.generate(batch.source, decoding, uniforms=uniforms)
+    return (StepClock.now() - started) / len(examples)
 
 
 def known_timings(plan: Plan) -> dict[str, Timing]:
