@@ -190,15 +190,12 @@ def _measure_speed(job: Job, plan: JobPlan, splits: Splits, policy: Policy) -> S
     """Time a few steps of each method, and the decoding of some inputs, with the present model. This changes the
     weights, so the model is discarded afterwards."""
     lengths = plan.max_prompt_length, plan.max_completion_length
-    outputs = time_outputs(
-        policy,
-        _some(splits.rows["validation"], policy, plan.eval_batch_size, *lengths),
-        plan.max_completion_length,
-    )
+    usual = min(plan.max_completion_length, plan.found.completions.most)  # not every model ends its texts before M-FT
+    outputs = time_outputs(policy, _some(splits.rows["validation"], policy, plan.eval_batch_size, *lengths), usual)
     candidates = 0.0
     if job.options.static_target != "ground_truth":
         some = _some(splits.rows["train"], policy, candidate_batch(job, plan), *lengths)
-        candidates = time_candidates(policy, some, job.options.sampling(lengths[1], job.options.num_candidates))
+        candidates = time_candidates(policy, some, job.options.sampling(usual, job.options.num_candidates))
     with tempfile.TemporaryDirectory() as place:
         steps = time_both(job, plan, splits.rows["train"], policy, "ground_truth", place)
     return Speed(steps[0], steps[1], outputs, candidates)
