@@ -1,25 +1,27 @@
 """Samples that differ from a base sample in one token, and the gradient that their rewards give.
 
-Masked positions are drawn independently given the observation: a ~ prod_t p_t. Let Q_t(v) be the reward of a with a_t
-replaced by v. Then
+Masked positions are drawn independently given the observation: a ~ prod_t p_t. Let Q_t(v) be the reward of the text `a`
+after its token a_t is replaced by v. Then
 
     dE[R]/dz_t[v] = p_t(v) E[Q_t(v) - sum_u p_t(u) Q_t(u)].
 
-Everything else in the text is the same on both sides of the difference, so its noise cancels. For each position t, S_t
-is a set of tokens with the base token among them, w_t are their weights with sum 1, and
+The rest of the text is the same on both sides of the difference, so its noise cancels. For each position t, S_t is a
+set of tokens that contains the base token. Its weights w_t sum to 1. The estimate is
 
     g_t[v] = w_t(v) (Q_t(v) - sum_{u in S_t} w_t(u) Q_t(u)) for v in S_t, 0 elsewhere.
 
-The number of calls of a position, n_t, does not depend on the draws: it is the number of its tokens among the likeliest
-of the row, the best token of each position left aside. H_t are the n_t likeliest tokens of the position.
+n_t is the number of reward calls for position t. It does not depend on the draws: leave out the most likely token of
+each position; n_t counts the tokens of position t among the most likely remaining tokens of the row. H_t are the n_t
+most likely tokens of the position.
 
 tail="truncate": S_t is H_t and the base token, or the next likely token if the base token is in H_t. w_t is p_t,
-normalised on S_t. This is biased by what is outside of S_t; positions without calls get no gradient.
+normalised on S_t. This is biased, because tokens outside S_t are ignored. Positions without calls get no gradient.
 
-tail="sample": S_t is H_t and one token u drawn from the rest, the tail; w_t(u) is the whole mass m_t of the tail. If
-the base token is in the tail, it is this draw. The expectation of g_t then lacks only the differences inside the tail,
-1/2 m_t^2 E[(Q_t(v) - Q_t(u)) (e_v - e_u)], with u and v drawn from it. Further calls draw positions, and a second token
-v of their tails, in proportion to this mass, and are weighted by its inverse. So the expectation is exact.
+tail="sample": S_t is H_t and one token u drawn from all other tokens, the tail. w_t(u) is the total probability m_t of
+the tail. If the base token is in the tail, it is this draw. The expectation of g_t then lacks only the differences
+inside the tail, 1/2 m_t^2 E[(Q_t(v) - Q_t(u)) (e_v - e_u)], with u and v drawn from the tail. Further calls draw a
+position and a second token v of its tail, in proportion to this probability, and are weighted by its inverse. So the
+expectation is exact.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from semioffline.algorithm.sampling import invert
 
 Tail = Literal["sample", "truncate"]
 TAIL_SHARE = 4
-"""One of so many calls compares two tokens of a tail."""
+"""One of this many calls compares two tokens of a tail."""
 
 
 class Pairs(NamedTuple):
-    """Comparisons of two tokens of one tail, E for each row."""
+    """Comparisons of two tokens of one tail, E comparisons for each row."""
 
     places: Tensor
     """(B * E,) the masked position, among the M."""
@@ -57,15 +59,16 @@ class Swaps:
     """Samples around one base sample."""
 
     draws: Tensor
-    """(M, K) tokens: the base in column 0, then one token swapped in each row and column; the base where none is."""
+    """(M, K) tokens. Column 0 has the base. Each other entry is the base token or its replacement in that sample."""
     columns: Tensor
-    """(M, C) the sample that has a position's c-th token."""
+    """(M, C) the number of the sample that has the c-th token of a position."""
     weights: Tensor
-    """(M, C) w_t, 0 where there is no such token."""
+    """(M, C) w_t, 0 if there is no c-th token."""
     pairs: Pairs | None
 
     def gradient(self, rewards: Tensor, rows: Tensor) -> Tensor:
-        """(M, K) the estimate of dE[R]/dz at the tokens of `draws`, given (B, K) rewards and the row of each position.
+        """Return (M, K), the estimate of dE[R]/dz at the tokens of `draws`. rewards: (B, K). rows: (M,) the row of each
+        position.
 
         Its sum over a position is 0. Samples without a reward (NaN) are left out. Equal rewards give exactly 0.
         """
@@ -95,13 +98,13 @@ class Uniforms(NamedTuple):
 
 
 def compared(calls: int, tail: Tail) -> int:
-    """The number of calls that compare two tokens of a tail."""
+    """Return the number of calls that compare two tokens of a tail."""
     return min(calls, max(1, calls // TAIL_SHARE)) if tail == "sample" else 0
 
 
 @torch.no_grad()
 def swap(p: Tensor, base: Tensor, counts: list[int], many: int, tail: Tail, uniforms: Uniforms) -> Swaps:
-    """`many` samples for each row: the base sample and its variants.
+    """Return `many` samples for each row: the base sample and variants with one other token.
 
     Args:
         p: (M, V) the distributions at the masked positions. base: (M,) a token drawn from each.
@@ -140,9 +143,12 @@ def swap(p: Tensor, base: Tensor, counts: list[int], many: int, tail: Tail, unif
 
 
 def spread(likely: Tensor, counts: list[int], calls: int) -> Tensor:
-    """(M,) how many of each position's next likely tokens, (M, W) probabilities, are among the `calls` likeliest of its
-    row. These have the largest p (1 - p), the factor of a token's gradient, of all tokens that are not the best one of
-    their position; and so n_t does not depend on the draws."""
+    """Divide the calls of each row among its positions, and return (M,) numbers of calls.
+
+    likely: (M, W) the probabilities of each position's next likely tokens. A position gets as many calls as it has
+    tokens among the `calls` most likely of its row. These tokens have the largest p (1 - p), the factor in the gradient
+    of a token, of all tokens that are not the best one of their position. The numbers do not depend on the draws.
+    """
     number = likely.new_zeros(len(likely), dtype=torch.long)
     if not likely.numel() or calls < 1:
         return number
@@ -194,7 +200,7 @@ def _pairs(
 def swap_coefficients(
     swaps: Sequence[Swaps], rewards: Tensor, rows: Tensor, masked: Tensor, loss_scale: LossScale = "token"
 ) -> Tensor:
-    """(M, K) the weights of the drawn logits in `losses.reinforce`: the mean of the bases' gradients.
+    """Return (M, K), the weights of the drawn logits in `losses.reinforce`: the mean of the gradients of all bases.
 
     sequence: the expectation of REINFORCE without its factor (K - 1)/K. token: K / |M| times it, as there.
 

@@ -1,4 +1,4 @@
-"""semioffline compare: the gain and the cost of each method on your own data."""
+"""semioffline compare: compare the gain and the cost of methods on your own data."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _seeds(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, l
 
 
 def _steps(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, int]:
-    """The steps of the methods whose settings give a number of steps."""
+    """Return the number of steps of the methods whose settings give one."""
     given = {method: cast(int | None, by_method[method].get("steps")) for method in options.methods}
     return {method: steps for method, steps in given.items() if steps}
 
@@ -157,8 +157,8 @@ def _check_only(only: str | None, seeds: dict[str, list[int]]) -> None:
 
 
 def _split_only(argv: list[str]) -> tuple[list[str], str | None]:
-    """The command of the whole comparison, and what --only says: before anything else is read, because a table needs no
-    GPU whatever the settings ask for."""
+    """Return the command without --only, and the value of --only. It is read first, because a table needs no GPU
+    whatever the settings are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--only")
     try:

@@ -1,4 +1,4 @@
-"""semioffline train METHOD: one stage of training, from a model and data to a run folder."""
+"""semioffline train METHOD: run one training stage, from a model and data to a run folder."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
 
 
 def _check_same_run(folder: Path, now: Recipe, names: set[str]) -> None:
-    """Refuse to resume a run with other settings. Its length, evaluation and hardware may change."""
+    """Reject resuming a run with different settings. Its length, evaluation and hardware may change."""
     path = folder / "config.yaml"
     with told_in_one_line(ValueError, before=f"{path} is not YAML: "):
         before = parse_yaml(read_content(path)) if path.exists() else None
@@ -137,8 +137,8 @@ def train(
     folder: Path,
     made: Provenance | None = None,
 ) -> None:
-    """Train, save folder/model, print what the trainer has written to result.json, and write report.html. made: how,
-    for the report."""
+    """Train, save folder/model, print the result, and write report.html. made: the command and versions, for the
+    report."""
     if options.resume:
         names = defining_settings(DataOptions, TrainOptions, type(args)) | {"model", "dtype", "method"}
         _check_same_run(folder, settings_of(data, model, options, args), names)

@@ -1,4 +1,5 @@
-"""Static targets: N candidates for each input, generated, scored and sorted. Resumable: nothing is lost or repeated."""
+"""Generate static targets: N candidates for each input, scored and sorted. An interrupted run continues without losing
+or repeating work."""
 
 from __future__ import annotations
 
@@ -83,10 +84,10 @@ def write_candidates(
 
     `rows` are those of `examples` as they are stored, so that the new file is read with the same settings as the old.
 
-    The work is cut into shards. A shard is written aside and renamed when it is complete, so a run that was killed goes
-    on with the first missing shard. Draws are keyed by the example: a shard comes out the same whether or not the run
-    was interrupted. `settings` says what the shards were made with, and a digest of what the rows say is noted beside
-    them; others are refused once there is a shard. Only the batch size may change, for one that was too large.
+    The work is divided into shards. A shard is renamed when it is complete, so a killed run continues with the first
+    missing shard. Random numbers depend on the example: a shard is the same with and without an interruption.
+    `settings` and a digest of the rows are stored next to the shards; with others, the folder is rejected. Only the
+    batch size may change, because one may have been too large.
     """
     place = CandidateFolder(Path(folder), len(examples), shard_size)
     missing = place.begin({**settings, **noted(place, decoding, seed, digest_rows(examples))})
@@ -198,8 +199,8 @@ def digest_rows(examples: Examples) -> str:
 
 
 def check_settings(path: Path, settings: Mapping[str, object], what: str, begun: bool = True) -> None:
-    """Reject a folder whose content was made with other settings; note them in a new one, and in one where nothing was
-    made yet (begun=False), whatever an attempt that failed has noted there."""
+    """Reject a folder whose content was made with other settings. Store the settings in a new folder, and in one where
+    nothing was made yet (begun=False)."""
     if path.exists() and begun:
         before = read_json(path)
         told = changes(before, settings, (settings.keys() | before.keys()) - {DIGEST})

@@ -19,7 +19,7 @@ from semioffline.storage.files import last_lines, make_folder
 
 
 def compare(plan: Plan, say: Callable[[str], None]) -> Comparison:
-    """Run what is missing and sum up. An interrupted comparison resumes where it stopped."""
+    """Make the missing runs and summarise all of them. An interrupted comparison resumes where it stopped."""
     missing = plan.missing()
     for method, seed in plan.every():
         if (method, seed) not in missing:
@@ -79,7 +79,8 @@ def plan_time(
 
 
 def _say_total(plan: Plan, runs: list[tuple[str, Timing]], say: Callable[[str], None]) -> None:
-    """The seconds of all training steps, and of evaluations as long as that of the initial checkpoint was."""
+    """Print the seconds of all training steps and evaluations. Each evaluation is estimated by that of the initial
+    checkpoint."""
     seconds = sum((plan.steps.get(method) or timing.steps or 1) * timing.seconds_per_step for method, timing in runs)
     start = plan.run_folder(START, plan.seeds[START][0])
     told = ""

@@ -72,15 +72,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         scores = score(drawn.samples, batch)
 
         masked_counts = send(observation.hidden.sum(1), drawn.logits.device)  # (B,)
-        rows = drawn.samples.places[0]
-
-        def coefficients() -> Tensor:
-            rewards = scores.rewards.to(masked_counts.device)
-            if drawn.swaps:
-                return swap_coefficients(drawn.swaps, rewards, rows, masked_counts, config.loss_scale)
-            return self._weights(rewards, masked_counts)[rows]
-
-        rl = reinforce(drawn.logits, coefficients, scores.ready)
+        rl = reinforce(drawn.logits, lambda: self.coefficients(drawn, scores.rewards, masked_counts), scores.ready)
         # Backward visits the newest term first: the MLE term, while rewards are still computed.
         mle = mle_term(mle_logits, batch, config.label_smoothing_factor)
 
@@ -109,7 +101,7 @@ class Method(RLMethod[SemiOfflineConfig]):
     def predict_and_draw(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> tuple[Tensor, Drawn]:
-        """One forward pass: the logits of the MLE row, and K draws at each masked position."""
+        """Run one forward pass. Return the logits of the MLE row, and K draws at each masked position."""
         mle_row = masked_target_row(policy, batch, self.config, randomness)
         rl_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
         mle_logits, rl_logits = policy.predict(batch.source, [mle_row, rl_row])
@@ -124,7 +116,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         observation: Observation,
         randomness: Randomness,
     ) -> Drawn:
-        """K samples from the (M, V) logits of the masked positions."""
+        """Draw K samples from the (M, V) logits of the masked positions."""
         config, allowed, end_id = self.config, policy.allowed, None
         if config.eos_after is not None:
             end_id = policy.tokens.eos_id
@@ -134,6 +126,14 @@ class Method(RLMethod[SemiOfflineConfig]):
         drawn_logits = logits.gather(1, drawn.ids) / config.temperature  # no softmax: see `reinforce`
         samples = complete(static, observation, drawn.ids, end_id)
         return Drawn(samples, drawn_logits, drawn.entropy, drawn.probabilities, swaps)
+
+    def coefficients(self, drawn: Drawn, rewards: Tensor, masked_counts: Tensor) -> Tensor:
+        """(M, K) the weights of the drawn logits, from (B, K) rewards. masked_counts: (B,) on the device of the
+        logits."""
+        rewards, rows = rewards.to(masked_counts.device), drawn.samples.places[0]
+        if drawn.swaps:
+            return swap_coefficients(drawn.swaps, rewards, rows, masked_counts, self.config.loss_scale)
+        return self._weights(rewards, masked_counts)[rows]
 
     def _advantages(self, rewards: Tensor) -> Advantages:
         return advantages(rewards, self.config.baseline, self.config.scale_rewards)

@@ -1,5 +1,5 @@
-"""Reads run folders for the report. Files that are missing, older or cut off leave a part of the report out; they never
-stop it."""
+"""Read run folders for the report. If files are missing, old or incomplete, a part of the report is left out; there is
+no error."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ OutputRow = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One run: a model, how it was trained, and what it wrote."""
+    """One run: a model, how it was trained, and its outputs."""
 
     label: str
-    """Its name on the page; no two are the same."""
+    """Its unique name on the page."""
     folder: Path
     method: str = ""
     seed: int | None = None
     log: list[Line] = field(default_factory=list)
     """metrics.jsonl: numbers only."""
     before: list[OutputRow] = field(default_factory=list)
-    """Outputs of the model that it began with: before.jsonl, or the predictions of the run that is it."""
+    """Outputs of its initial model: before.jsonl, or the predictions of the run that is the initial model."""
     start: str = "initial checkpoint"
-    """What that model is called on the page."""
+    """The name of its initial model on the page."""
     after: list[OutputRow] = field(default_factory=list)
     """predictions.jsonl"""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder that an argument of `semioffline report` names: one run, or a command with several runs."""
+    """A folder given to `semioffline report`: one run, or a command with several runs."""
 
     path: Path
     runs: list[Run]
@@ -112,7 +112,7 @@ def _read_comparison(path: Path) -> Comparison:
 
 
 def _of_stage(run: Run, path: Path, results: Mapping[str, Any]) -> Run:
-    """A stage of a command: the command's folder has its settings and result."""
+    """Return a stage of a command with the command's settings and result."""
     result = results.get(run.label)
     return replace(
         run, result=result if isinstance(result, dict) else run.result, settings=run.settings or _settings(path)
@@ -194,18 +194,18 @@ def _rows(path: Path, most: int | None) -> Iterator[OutputRow]:
 
 
 def _numbers(line: Mapping[str, object]) -> Line:
-    """NaN stays: diagnostics report it."""
+    """Return the numbers in a log line. NaN stays, because diagnostics report it."""
     kept = {name: value for name, value in line.items() if isinstance(value, (int, float))}
     return {name: float(value) for name, value in kept.items()}
 
 
 def finite(value: object) -> float | None:
-    """A number that JSON can hold, or None."""
+    """Return a number that JSON can hold, or None."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def named_apart(folders: Iterable[Folder]) -> list[Folder]:
-    """The same with unique labels for the runs of all folders."""
+    """Give the runs of all folders unique labels."""
     made = list(folders)
     labels = [run.label for folder in made for run in folder.runs]
     several = len(made) > 1 and len(set(labels)) < len(labels)

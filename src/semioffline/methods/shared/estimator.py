@@ -1,4 +1,4 @@
-"""Which samples are made from the distributions of one forward pass: independent ones, or one base and its swaps."""
+"""Draw samples from the distributions of one forward pass: independent ones, or base samples and their swaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Drawn(NamedTuple):
 
     samples: Samples
     logits: Tensor
-    """(M, K) logits of the drawn tokens / temperature, with gradient. Samples without shared distributions: log p."""
+    """(M, K) logits of the drawn tokens / temperature, with gradient; log p for samples that do not share
+    distributions."""
     entropy: Tensor
     probabilities: Tensor
     """(M, K) of the drawn tokens."""
@@ -33,7 +34,7 @@ class Drawn(NamedTuple):
 
 @dataclass
 class EstimatorSettings(GroupSettings):
-    """How K samples of one forward pass estimate the gradient."""
+    """Settings of how K samples of one forward pass estimate the gradient."""
 
     estimator: Estimator = setting(
         "reinforce", "reinforce: independent samples | counterfactual: base samples and copies with one other token.",
@@ -61,7 +62,7 @@ class EstimatorSettings(GroupSettings):
 def draw_tokens(
     z: Tensor, observation: Observation, index: Tensor, config: EstimatorSettings, randomness: Randomness
 ) -> tuple[Draws, list[Swaps] | None]:
-    """K tokens at each of the M masked positions, from their (M, V) logits."""
+    """Draw K tokens at each of the M masked positions, from their (M, V) logits."""
     if config.estimator == "reinforce":
         return draw(z, draw_uniforms(observation, index, config.num_samples, randomness, "draw")), None
     counts: list[int] = observation.hidden.sum(1).tolist()

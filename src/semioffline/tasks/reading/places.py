@@ -1,4 +1,4 @@
-"""Finds rows: in files, folders with one file for each split, on the Hugging Face Hub, or in memory."""
+"""Find rows: in files, in folders with one file for each split, on the Hugging Face Hub, or in memory."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ read, and scripts are not run."""
 def open_rows(
     source: Any, split: str | None, limit: int | None = None, max_row_mb: float = MAX_ROW_MB
 ) -> "tuple[Dataset, Place]":
-    """The rows as they are stored, each with a description of its place for messages."""
+    """Return the rows as they are stored, each with a description of its place for messages."""
     from datasets import Dataset
 
     if limit is not None and limit < 1:
@@ -63,7 +63,7 @@ Parts = FileParts | DatasetParts
 
 
 def as_path(where: str | Path) -> Path:
-    """The path that a user has given; an error if it cannot be a path."""
+    """Return the path that a user has given. Raises an error if it cannot be a path."""
     try:
         path = Path(where).expanduser()
         path.exists()
@@ -74,8 +74,8 @@ def as_path(where: str | Path) -> Path:
 
 
 def has_split(where: str | Path, split: str) -> bool:
-    """Whether there is such a split: a folder may lack one, a file is the train split, datasets on the Hub are not
-    checked."""
+    """Return whether the split exists. A folder may lack one, a single file is the train split, datasets on the Hub are
+    not checked."""
     path = as_path(where)
     if path.is_dir():
         stems = _stems(path)
@@ -84,7 +84,7 @@ def has_split(where: str | Path, split: str) -> bool:
 
 
 def _find_files(source: Any, split: str | None) -> list[Path] | None:
-    """The files meant by a path, a folder or a list; None for what must be a name on the Hub."""
+    """Return the files of a path, a folder or a list; None for a name on the Hub."""
     if isinstance(source, str | Path):
         path, text = as_path(source), str(source)
         if "://" in text:
@@ -101,7 +101,7 @@ def _find_files(source: Any, split: str | None) -> list[Path] | None:
 
 
 def _split_files(folder: Path, split: str | None) -> list[Path]:
-    """A folder's files of one split."""
+    """Return the files of one split in a folder."""
     stems = _stems(folder)
     holds = f"It holds: {', '.join(path.name for path in stems) or 'no data files'}."
     if split is None:
@@ -122,7 +122,7 @@ def _prefixes(split: str) -> tuple[str, ...]:
 
 
 def _stems(folder: Path) -> dict[Path, str]:
-    """The data files of a folder, each with its name without the endings."""
+    """Return the data files of a folder, each with its name without the endings."""
     try:
         files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     except OSError as error:
@@ -131,8 +131,8 @@ def _stems(folder: Path) -> dict[Path, str]:
 
 
 def _choose_files(stems: dict[Path, str], prefix: str) -> list[Path]:
-    """The file named exactly so (train.csv), or else all that start so (train-0.csv), or have that part
-    (dialogsum.train.csv)."""
+    """Return the file with exactly this name (train.csv), or else all whose name starts with it (train-0.csv), or has
+    it as a part (dialogsum.train.csv)."""
     ways: tuple[Callable[[str], bool], ...] = (
         lambda stem: stem == prefix,
         lambda stem: stem.startswith(prefix),
