@@ -97,8 +97,8 @@ class Examples(torch.utils.data.Dataset):
         if is_whole and (self.truncation.prompts or self.truncation.completions or self.truncation.candidates):
             logger.warning("%s", self.truncation)
         if mask_where is not None and not any((t.words >= 0).any() for e in self.examples for t in e.static):
-            first = self.examples[0].columns["completion"]
-            raise UserError(f"mask_where {mask_where!r} leaves nothing to mask in any row; the first is {first!r}")
+            text = self.examples[0].columns["completion"]
+            raise UserError(f"mask_where {mask_where!r} leaves nothing to mask in any row; the first is {text!r}")
 
     def _tokenise(
         self,

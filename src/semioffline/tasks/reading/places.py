@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any, cast
@@ -56,7 +57,10 @@ class DatasetParts:
     def __iter__(self) -> "Iterator[tuple[Dataset, Place]]":
         for start in range(0, len(self._dataset), PART):
             part = self._dataset.select(range(start, min(start + PART, len(self._dataset))))
-            yield part, lambda index, start=start: self._place(start + index)
+            yield part, partial(self._place_after, start)
+
+    def _place_after(self, start: int, index: int) -> str:
+        return self._place(start + index)
 
 
 Parts = FileParts | DatasetParts
