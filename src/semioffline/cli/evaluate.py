@@ -23,6 +23,7 @@ from semioffline.evaluation.metrics import Metrics
 from semioffline.evaluation.paired import Predictions, paired_changes
 from semioffline.evaluation.statistics import CorpusScore
 from semioffline.experiments.provenance import DataDigest, Provenance, write_about
+from semioffline.methods.shared.perturbed import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.printing import Activity, activity, left, say
 from semioffline.rewards.registry import FAMILIES
@@ -201,6 +202,7 @@ def _job(place: OutputFolder, model: ModelOptions, options: EvaluateOptions) -> 
         metrics=[absolute(name) for name in options.metrics],
         config=options.method_config,
         batch_size=options.batch_size,
+        restore=restore_heads,
         timeout=options.reward_timeout,
         cuda_graphs=options.cuda_graphs,
     )

@@ -60,8 +60,6 @@ def run(argv: list[str]) -> None:
         folder = open_folder(output_dir, options.resume, can_resume=True)
         return where.train(partial(_train_in_worker, method, argv, folder.absolute(), made), folder)
     data, model, options, args = parse_training(method, argv)
-    if problem := where.problem():
-        raise UserError(problem)
     folder = open_folder(str(args.output_dir), options.resume, can_resume=True)
     train(data, model, options, args, folder, made)
 
@@ -99,7 +97,9 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
     task, on_cpu = first_data.load_task(), first_model.checked_device() == "cpu"
     defaults = {**task.settings, "eval_metrics": list(task.metrics), "reward": [task.reward] if task.reward else None}
     defaults |= {"use_cpu": True} if on_cpu else {}
-    data, model, options, _, args = parse(command, types, argv, defaults, shared_recipe=True)
+    data, model, options, where, args = parse(command, types, argv, defaults, shared_recipe=True)
+    if problem := where.problem():
+        raise UserError(problem)
     if args.resume_from_checkpoint is not None:
         raise UserError(
             "--resume_from_checkpoint is not supported: use --resume, which continues from the last complete "

@@ -67,6 +67,12 @@ class _Actor:
     shards: deque[Any] = field(default_factory=deque)
     """The shards among them."""
 
+    def note_start(self, node: str) -> None:
+        self.node = node
+
+    def note_loaded(self) -> None:
+        self.is_loaded = True
+
 
 class RayWorkers:
     """The actors of one job."""
@@ -157,11 +163,11 @@ class RayWorkers:
     def _take(self, actor: _Actor, answer: Any, tell: Tell) -> Iterator[Made]:
         """An answer: the node's name, what was loaded, or a shard."""
         if actor.node is None:
-            actor.node = answer
+            actor.note_start(answer)
             actor.asked.append(actor.handle.load.remote(self._job))
         elif not actor.is_loaded:
             self.about = self.about or answer
-            actor.is_loaded = True
+            actor.note_loaded()
             self._deaths = 0
         else:
             for part in answer.told:

@@ -23,7 +23,6 @@ from semioffline.evaluation.decode import generate_ids
 from semioffline.evaluation.metrics import Metrics
 from semioffline.evaluation.results import MetricResult, metric_result, prediction_lines
 from semioffline.evaluation.statistics import CorpusScore
-from semioffline.methods.shared.perturbed import restore_heads
 from semioffline.policy.decoding import Decoding
 from semioffline.policy.policy import Policy
 from semioffline.storage.files import join_files, make_folder, read_json, write_atomically, write_pieces
@@ -88,6 +87,8 @@ class EvaluateJob:
     config: Callable[[Path, bool], MethodConfig]
     """(folder, whether it is on the CPU) -> the settings for truncating and decoding texts"""
     batch_size: int
+    restore: Callable[[Policy, Path], None]
+    """Adds to the policy what a method has saved next to its model."""
     timeout: float | None = None
     cuda_graphs: bool = False
 
@@ -97,7 +98,7 @@ class EvaluateJob:
     def load(self) -> EvaluateWorker:
         device = self.model.checked_device()
         policy = self.model.load().to(device)
-        restore_heads(policy, Path(str(self.model.model)))
+        self.restore(policy, Path(str(self.model.model)))
         if self.cuda_graphs:
             policy.generator.replay_decoding()
         return EvaluateWorker(self, policy, self.config(self.folder.path, device == "cpu"))
