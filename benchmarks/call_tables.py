@@ -71,7 +71,8 @@ def _smallest(result: dict[str, Any], folder: Path) -> str:
             runs = [] if comparison is None else runs_of(comparison, reference)
             own = [run for run in runs if run.estimator == estimator]
             found = fewest(own, comparison, reference, row["metric"]) if comparison and own else None
-            cells.append(f"**{found.samples}** ({found.calls:.1f} calls)" if found else "none of them" if own else MISSING)
+            told = f"**{found.samples}** ({found.calls:.1f} calls)" if found else "none of them"
+            cells.append(told if own else MISSING)
         lines.append([row["on"], *cells])
     return "\n".join([*as_lines(["smallest K that loses nothing", *NAMES.values()], lines), ""])
 

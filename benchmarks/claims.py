@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,35 @@ from semioffline.report.table import LEVEL, p_between, read_result, score
 ERRORS = 2.0
 """A difference counts if p < LEVEL over inputs and it exceeds this many standard errors over seeds."""
 HOLDS, FAILS, UNCLEAR, OPEN = "holds", "does not hold here", "unclear", "not tested yet"
+UNMEASURED = "not measurable"
+"""No evaluation lies between the limit of a claim about time and the moment at which the reward was seen."""
 
 
 def markdown(result: dict[str, Any], folder: Path) -> str:
-    """A row for each of result["claims"].
+    """Return one table for each table or section of the paper, with a row for each of result["claims"].
 
     A claim says that `better` has a higher `metric` than `worse`, or (with `share`) that the comparison's reference
     reached the best reward of `worse` within that share of its seconds. `file` is a comparison or, for a claim about
     samples at one `mask_rate`, a result of benchmarks/samples.py, relative to the page. `why` is shown where a claim
-    does not hold.
+    does not hold. Rows with the same claim follow each other.
     """
-    lines = ["| claim | in the paper | here | figures | verdict |", "| --- | --- | --- | --- | --- |"]
-    for claim in result["claims"]:
-        figures, verdict = judge(claim, folder)
-        why = f": {claim['why']}" if verdict in (FAILS, UNCLEAR) and claim.get("why") else ""
-        lines.append(f"| {claim['claim']} | {claim['paper']} | {claim['on']} | {figures} | {verdict}{why} |")
-    return "\n".join([*lines, ""])
+    claims, verdicts, parts = result["claims"], Counter[str](), list[str]()
+    for paper in sorted({claim["paper"] for claim in claims}):
+        parts += ["", f"### {paper[0].upper()}{paper[1:]}", ""]
+        parts += ["| claim | here | figures | verdict |", "| --- | --- | --- | --- |"]
+        own = [claim for claim in claims if claim["paper"] == paper]
+        order = list(dict.fromkeys(claim["claim"] for claim in own))
+        for claim in sorted(own, key=lambda claim: order.index(claim["claim"])):
+            figures, verdict = judge(claim, folder)
+            verdicts[verdict] += 1
+            why = f": {claim['why']}" if verdict in (FAILS, UNCLEAR, UNMEASURED) and claim.get("why") else ""
+            parts.append(f"| {claim['claim']} | {claim['on']} | {figures} | {verdict}{why} |")
+    counted = ", ".join(f"{verdict}: {verdicts[verdict]}" for verdict in (HOLDS, FAILS, UNCLEAR, UNMEASURED, OPEN))
+    return "\n".join([f"Claims: {len(claims)}; {counted}.", *parts, ""])
 
 
 def judge(claim: dict[str, Any], folder: Path) -> tuple[str, str]:
-    """(figures, verdict)"""
+    """Return (figures, verdict) of one claim."""
     path = folder / claim["file"]
     if not path.exists():
         return "–", OPEN
@@ -100,4 +110,8 @@ def _in_time(claim: dict[str, Any], methods: dict[str, MethodSummary]) -> tuple[
     if seconds is None:
         return "no seconds are known", UNCLEAR
     figures = f"its reward after {'no' if matched is None else f'{matched:.1f}'} seconds, of {seconds:.1f}"
-    return figures, HOLDS if matched is not None and matched <= claim["share"] * seconds else FAILS
+    limit = claim["share"] * seconds
+    if matched is not None and matched <= limit:
+        return figures, HOLDS
+    later = (point.seconds for point in methods[claim["better"]].curve if point.seconds > limit)
+    return figures, UNMEASURED if matched is not None and matched == next(later, None) else FAILS

@@ -19,12 +19,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import sys
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from semioffline.cli.demo import tiny_policy
+from semioffline.cli.run_folder import shown_command
 from semioffline.data.options import DataOptions
 from semioffline.data.splits import load_splits
 from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT, RESULT, JobResult
@@ -176,7 +178,8 @@ def write(found: dict[str, dict[str, Measured]], folder: Path) -> None:
     chosen = max(kept, key=lambda label: summary[label]["lowest"], default=None)
     tasks = {task: {label: one.to_json() for label, one in own.items()} for task, own in found.items()}
     told = {"kind": "defaults", "chosen": chosen, "shares": summary, "tasks": tasks}
-    about = {"commit": commit(), "versions": versions(system=False)}
+    command = shown_command("", sys.argv[1:]).replace("semioffline ", "python -m benchmarks.defaults", 1)
+    about = {"command": command, "commit": commit(), "versions": versions(system=False)}
     write_atomically(folder / "defaults.json", json.dumps(told | {"about": about}, indent=1))
 
 

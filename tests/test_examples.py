@@ -1,5 +1,6 @@
 """The examples run, and the pages on rewards say what works."""
 
+import asyncio
 import re
 import runpy
 import sys
@@ -18,6 +19,7 @@ from semioffline.tasks.reading.rows import load_rows
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "start.py")
 PAGE = (ROOT / "docs" / "your-own-reward.md").read_text()
+SERVICE = (ROOT / "docs" / "web-service.md").read_text()
 NAMES = (ROOT / "docs" / "rewards.md").read_text()
 
 
@@ -68,16 +70,36 @@ def test_the_code_of_the_page_works(tmp_path, monkeypatch):
     for code in blocks(PAGE, "python"):
         exec(code, names)
     rows = {"prompts": ["p", "q"], "completions": ["buy this now", "a lamp"], "references": [["x"], ["a lamp"]]}
-    for reward in (names["short"], names["Slogan"](["now"]), names["careful"]):
+    for reward in (names["short"], names["Slogan"](["now"])):
         sums, parts = RewardSet(reward)(rows)
         assert len(sums) == 2
         assert all(len(values) == 2 for values in parts.values())
     assert load_reward(names["Slogan"](["now"]))[0] == "slogan"
-    sizes = []
-    names["send"] = lambda completions: sizes.append(len(completions)) or [float(len(text)) for text in completions]
-    assert RewardSet(names["quality"])(rows)[0] == [12.0, 6.0]  # in place of the service
-    assert sizes == [2]
+
+
+def test_the_code_for_a_web_service_works():
+    """With a function in place of the service, and requests of one text; `Retry` calls it again after an error."""
+    names: dict = {}
+    for code in blocks(SERVICE, "python"):
+        exec(code, names)
+    sent: list = []
+
+    def post(completions, prompts):
+        sent.append((completions, prompts))
+        if len(sent) == 1:
+            raise ConnectionError
+        return [float(len(text)) for text in completions]
+
+    names["TEXTS"] = 1
+    names["send"].function, names["send"].wait = post, 0.0
+    rows = {"prompts": ["p", "q"], "completions": ["buy this now", "a lamp"], "references": [["x"], ["a lamp"]]}
+    assert RewardSet(names["quality"])(rows)[0] == [12.0, 6.0]
+    assert sorted(sent)[0] == (["a lamp"], ["q"])
+    assert len(sent) == 3
+    gated = asyncio.run(names["send_one"](slice(0, 1), rows["completions"], rows["prompts"]))
+    assert gated == [12.0]
 
 
 def test_the_commands_of_the_page_parse(tmp_path):
     check_commands(PAGE)
+    check_commands(SERVICE, least=1)

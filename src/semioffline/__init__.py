@@ -87,7 +87,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Importing the package is fast: torch and transformers are loaded when a name is first used."""
+    """Import torch and transformers only when a name is first used, so that importing the package is fast."""
     if name not in _HOME:
         raise AttributeError(f"module 'semioffline' has no attribute '{name}'")
     import importlib

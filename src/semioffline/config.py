@@ -1,4 +1,4 @@
-"""Settings that every method reads: Transformers' TrainingArguments, and those of this library. Plain data.
+"""Settings that every method reads: Transformers' TrainingArguments, and those of this library.
 
 A method adds its own in its file (`GoldConfig`, `BrioConfig`, ...). Every setting declares its type, range, group and
 help once, with `setting`; validation and the help of the command line are made from that.
@@ -66,7 +66,7 @@ TRANSFORMERS: dict[str, tuple[str, Range | None]] = {
     "save_steps": ("Steps between two checkpoints; below 1: a share of all steps.", _EVERY),
     "report_to": ("Loggers: none, tensorboard, wandb, ...", None),
 }
-"""Transformers' settings that `--help` lists, with their help and range. `--help-all` lists the others too."""
+"""Settings of Transformers that `--help` lists, with their help and range. `--help-all` lists the others too."""
 _DEFINING = {"seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim"}
 _DEFINING |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"}
 _DEFINING |= {"train_sampling_strategy"}
@@ -80,7 +80,7 @@ _RANGES |= {name: allowed for name, (_, allowed) in TRANSFORMERS.items() if allo
 _CHECKPOINTING = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 """Arguments of torch.utils.checkpoint."""
 _NESTED = ("accelerator_config", "deepspeed", "fsdp", "fsdp_config", "parallelism_config")
-"""Settings with settings of their own, which Transformers checks without saying in which of them they are."""
+"""Settings that contain settings. Transformers' errors about them do not name the outer setting."""
 _PLACES = {"output_dir", "resume_from_checkpoint"}
 
 
@@ -89,7 +89,7 @@ class MethodConfig(TrainingArguments):
     """Settings that all methods read. A subclass of Transformers' `TrainingArguments`."""
 
     method: ClassVar[str] = ""
-    """The name of the method that reads this config; empty for a method object of the user's own."""
+    """The name of the method that reads this config; empty for a method object of your own."""
 
     # Rewards
     reward_weights: list[float] | None = setting(
@@ -209,7 +209,7 @@ class MethodConfig(TrainingArguments):
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Self:
-        """The config with these settings, by name."""
+        """Make a config from a map of settings."""
         values: dict[str, Any] = dict(settings)
         return cls(**values)
 
@@ -241,14 +241,14 @@ class MethodConfig(TrainingArguments):
         return {"method": self.method} | super().to_dict()
 
     def _try_scheduler(self) -> None:
-        """Report invalid arguments of the schedule now, before data and model are loaded."""
+        """Report invalid arguments of the learning rate schedule now, before data and model are loaded."""
         kind, own = SchedulerType(self.lr_scheduler_type), cast(Any, self.lr_scheduler_kwargs)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
         with told_in_one_line(Exception, before=f"lr_scheduler_type={kind.value}, lr_scheduler_kwargs={own}: "):
             get_scheduler(kind, optimizer, 10, 10_000_000, own)
 
     def problems(self) -> list[str]:
-        """Problems of combinations of settings, each of which is valid alone. The config of a method adds its own."""
+        """Return the problems of combinations of settings that are valid alone. The config of a method adds its own."""
         wrong = []
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             wrong.append("early_stopping_patience needs evaluations: set eval_strategy")
@@ -270,7 +270,7 @@ class MethodConfig(TrainingArguments):
 
 @cache
 def config_descriptions(kind: Any) -> dict[str, Description]:
-    """setting -> what it allows, Transformers' own included."""
+    """Return a map from each setting, including those of Transformers, to the values that it allows."""
     hints = get_type_hints(kind)
     return {
         item.name: describe(item, hints[item.name], _RANGES.get(item.name), item.name in _PLACES)
@@ -280,7 +280,8 @@ def config_descriptions(kind: Any) -> dict[str, Description]:
 
 
 def check_own_settings(kind: Any, owner: str, given: Mapping[str, object]) -> None:
-    """Refuse values in --settings that no setting takes. owner: the method or stage; given: names that it reads."""
+    """Reject values in --settings that a setting does not allow. owner: the method or stage. given: settings that it
+    reads."""
     described = config_descriptions(kind)
     for name, value in given.items():
         wrong = described[name].type_problem(value) or described[name].range_problem(value)
@@ -289,12 +290,13 @@ def check_own_settings(kind: Any, owner: str, given: Mapping[str, object]) -> No
 
 
 def setting_names(config: type[MethodConfig]) -> frozenset[str]:
-    """Of all settings that a method reads, Transformers' own included."""
+    """Return the names of all settings that a method reads, including those of Transformers."""
     return frozenset(item.name for item in fields(config) if item.init)
 
 
 def defining_settings(*kinds: type) -> set[str]:
-    """The settings of these dataclasses that a resumed run must not change: what is trained depends on them."""
+    """Return the names of the settings that must not change when a run is resumed, because the result depends on
+    them."""
     declared = [item for kind in kinds for item in fields(kind) if "free" in item.metadata]
     transformers = _DEFINING if any(issubclass(kind, MethodConfig) for kind in kinds) else set()
     return transformers | {item.name for item in declared if not item.metadata["free"]}

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 MOST_NAMES = 40
-"""Names in a message; of more, the nearest few."""
+"""Maximum number of names in a message. If there are more, only the nearest ones are shown."""
 
 
 class UserError(ValueError):
@@ -15,7 +15,7 @@ class UserError(ValueError):
 
 @contextmanager
 def told_in_one_line(*kinds: type[Exception], before: str = "") -> Iterator[None]:
-    """Turn these errors of another library into a UserError. before: words to put before its message."""
+    """Turn these exceptions of another library into a UserError. before: words to put before its message."""
     try:
         yield
     except kinds as error:
@@ -25,13 +25,13 @@ def told_in_one_line(*kinds: type[Exception], before: str = "") -> Iterator[None
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The settings that differ, with their old and new values; an empty text if none does."""
+    """Return a text with the settings that differ and their old and new values; an empty text if none differs."""
     different = sorted(name for name in names if before.get(name) != now.get(name))
     return ", ".join(f"{name}: {before.get(name)} before, {now.get(name)} now" for name in different)
 
 
 def short(text: str, most: int = 80) -> str:
-    """A text for a message, shortened if it is long."""
+    """Return a text for a message, shortened if it is long."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
@@ -72,7 +72,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """Return the error for a name that does not exist, with the nearest one that does."""
     names, given = sorted(allowed), short(given)
     same = [name for name in ELSEWHERE.get(given, ()) if name in names]
     near = same or get_close_matches(given, names, n=1, cutoff=0.5)

@@ -1,4 +1,5 @@
-"""Everything that the commands print. Texts of users and data reach the terminal and Markdown through here."""
+"""Print everything that the commands print. Texts of users and data reach the terminal and Markdown only through this
+module."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ _MARKDOWN = {"\\": "\\\\", "&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "\\`", "
 
 
 def plain(text: object) -> str:
-    """A text without characters that control a terminal: control characters (escape sequences begin with one) and marks
-    that turn the direction of writing are shown as \\x1b or \\u202e. Tabs and ends of lines stay."""
+    """Return a text without characters that control a terminal: control characters (escape sequences begin with one)
+    and marks that change the direction of writing are shown as \\x1b or \\u202e. Tabs and line ends stay."""
     return _ACTIVE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
 def one_line(text: object) -> str:
-    """A plain text with all white space in it made one space."""
+    """Return a plain text in one line: all white space becomes single spaces."""
     return plain(" ".join(str(text).split()))
 
 
@@ -63,7 +64,7 @@ def _print(console: Any, table: Any) -> None:
 
 @contextmanager
 def _naming(stream: object) -> Iterator[None]:
-    """An error says which stream could not be written, as others say which file."""
+    """Name the stream in an error of writing to it, as other errors name a file."""
     try:
         yield
     except OSError as problem:
@@ -72,7 +73,7 @@ def _naming(stream: object) -> Iterator[None]:
 
 
 WHOLE = 18
-"""Characters of a cell of a table that are not broken into lines."""
+"""Maximum width of a cell of a table that is not broken into lines."""
 
 
 def show_table(
@@ -123,11 +124,11 @@ def show_table(
 REDRAWN = 0.1
 """Seconds between two drawings of the live line."""
 TOLD = 30.0
-"""Seconds between two lines of a long loop where there is no terminal."""
+"""Seconds between two lines of a long loop, if there is no terminal."""
 
 
 def is_terminal() -> bool:
-    """Whether output goes to a terminal that can redraw a line."""
+    """Return whether output goes to a terminal that can redraw a line."""
     try:
         return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):  # not a file, or closed
@@ -141,7 +142,7 @@ def terminal_width() -> int:
 
 
 class Activity:
-    """One activity. `show` shows its progress in the live line of a terminal."""
+    """One activity of the live line. `show` shows its progress in a terminal."""
 
     def __init__(self, is_told: bool) -> None:
         self.is_told = is_told
@@ -149,7 +150,8 @@ class Activity:
         self.told = time.monotonic()
 
     def show(self, *parts: str) -> None:
-        """The first part stays visible while an inner activity runs. The last parts are dropped if there is no room."""
+        """Show parts in the live line. The first one stays visible while an inner activity runs. The last ones are
+        dropped if there is no room."""
         is_first, self.parts = not self.parts, tuple(map(one_line, parts))
         if _LINE.live is not None:
             _LINE.draw(now=is_first)
@@ -159,7 +161,7 @@ class Activity:
 
 
 class _LiveLine:
-    """The one line at the bottom of a terminal that changes. Nested activities share the line."""
+    """The line at the bottom of a terminal that changes. Nested activities share it."""
 
     def __init__(self) -> None:
         self.activities: list[Activity] = []
@@ -206,7 +208,7 @@ _LINE = _LiveLine()
 
 
 def fitted(parts: Sequence[str], width: int, gap: str = "  ") -> str:
-    """The first parts that fit into a line, at least one of them."""
+    """Return the first parts that fit into a line, at least one of them."""
     line = parts[0] if parts else ""
     for part in parts[1:]:
         if len(line) + len(gap) + len(part) > width:
@@ -217,7 +219,7 @@ def fitted(parts: Sequence[str], width: int, gap: str = "  ") -> str:
 
 @contextmanager
 def activity(is_told: bool = False) -> Iterator[Activity]:
-    """A live line during the block. Without a terminal: nothing, or with is_told a line from time to time."""
+    """Show a live line during the block. Without a terminal, show nothing, or with is_told a line from time to time."""
     begun = _LINE.begin(is_told)
     try:
         yield begun
@@ -240,12 +242,12 @@ def track(starts: Sequence[int], total: int, what: str, shown: bool = True) -> I
 
 
 def left(began: float, done: float, to_do: float) -> str:
-    """The remaining time, estimated from the time so far: `12 s left`. began: by time.monotonic()."""
+    """Return the remaining time, estimated from the time so far: `12 s left`. began: a value of time.monotonic()."""
     return f"{duration((time.monotonic() - began) / max(done, 1) * to_do)} left"
 
 
 def duration(seconds: float) -> str:
-    """`8 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format seconds: `8 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -255,7 +257,7 @@ def duration(seconds: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A number in a line: four decimals, unless it is very small or large."""
+    """Format a number with four decimals, unless it is very small or large."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.4g}"
 
 
@@ -266,7 +268,7 @@ def end_live_line() -> None:
 
 
 def markdown_text(text: object) -> str:
-    """A text in Markdown: no line, tag, code or link of its own."""
+    """Escape a text for Markdown: it cannot contain a line break, tag, code or link."""
     told = one_line(text)
     for char, escaped in _MARKDOWN.items():
         told = told.replace(char, escaped)
@@ -274,12 +276,12 @@ def markdown_text(text: object) -> str:
 
 
 def markdown_cell(text: object) -> str:
-    """A text as a cell of a Markdown table: no column of its own either."""
+    """Escape a text for a cell of a Markdown table: it cannot start a new column either."""
     return markdown_text(text).replace("|", "\\|")
 
 
 def markdown_code(text: object) -> str:
-    """A text as inline code, between more backticks than it has in a row."""
+    """Return a text as inline code, between more backticks than it has in a row."""
     told = one_line(text)
     runs = [len(run) for run in re.findall("`+", told)]
     if not runs:
@@ -289,8 +291,8 @@ def markdown_code(text: object) -> str:
 
 
 def fill_descriptors() -> None:
-    """Give standard streams that are closed to the null device: else the next file that is opened takes the number, and
-    what a library prints lands in it."""
+    """Open the null device for standard streams that are closed. Else the next opened file would get their number, and
+    output of a library would be written to it."""
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -302,7 +304,7 @@ def fill_descriptors() -> None:
 
 
 def prepare_streams() -> None:
-    """Characters that a terminal's encoding does not have are printed as \\u2013 instead of ending the command."""
+    """Print characters that a terminal's encoding does not have as \\u2013, instead of ending the command."""
     fill_descriptors()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

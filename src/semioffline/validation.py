@@ -1,4 +1,4 @@
-"""Allowed values of settings, declared once with the field, and checked in Python and on the command line."""
+"""Declare the allowed values of settings with their fields, and check them in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from semioffline.errors import UserError, short, unknown
 
 LARGEST = 1e30
-"""Largest float of a setting: float32 still has its square root of the largest number left for products."""
+"""Largest float of a setting. Its product with numbers up to 1e8 still fits into float32."""
 _INT = 2**31 - 1
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096
-"""Bytes of one name and of a whole path, as file systems have them."""
+"""Maximum number of bytes of one name and of a whole path, as in file systems."""
 
 
 class Range(NamedTuple):
-    """Numbers that a setting allows. Infinity and NaN are outside every range."""
+    """A range of numbers that a setting allows. Infinity and NaN are outside every range."""
 
     low: float = -LARGEST
     high: float = LARGEST
     open_low: bool = False
-    """Whether `low` itself is outside."""
+    """Whether `low` itself is outside the range."""
     open_high: bool = False
     also: float | None = None
-    """One more number, which has a meaning of its own."""
+    """One more allowed number, with a meaning of its own."""
 
     def __contains__(self, value: object) -> bool:
         if not isinstance(value, Real):
@@ -77,7 +77,7 @@ def setting(
     choices: Iterable[str] = (),
     place: bool = False,
 ) -> Any:
-    """A dataclass field that declares a setting. Its type is that of the field.
+    """Return a dataclass field that declares a setting. The type of the setting is that of the field.
 
     Args:
         group: The heading under which `--help` lists it.
@@ -99,19 +99,19 @@ class Description:
 
     name: str
     kinds: frozenset[type]
-    """Of bool, int, float, str: the type of the value, or of each in a list. Empty: any type."""
+    """bool, int, float or str: the types that the value, or each value of a list, may have. Empty: any type."""
     is_single: bool = True
     is_list: bool = False
-    """It may be one value, a list of values, or either."""
+    """Whether the value is one value, a list of values, or either."""
     optional: bool = False
     allowed: Range = FINITE
     choices: tuple[str, ...] = ()
     blank: bool = False
-    """Whether an empty text has a meaning."""
+    """Whether an empty text is allowed."""
     place: bool = False
 
     def type_problem(self, value: Any) -> str | None:
-        """The problem with the type of a value, such as "must be a whole number"; None if there is none."""
+        """Return the problem with the type of a value, such as "must be a whole number"; None if there is none."""
         if not self.kinds or (value is None and self.optional):
             return None
         in_list = self.is_list and isinstance(value, (list, tuple)) and all(map(self._fits, value))
@@ -119,7 +119,7 @@ class Description:
         return None if fits else f"must be {self._noun()}"
 
     def range_problem(self, value: Any) -> str | None:
-        """The problem with a value of the right type; None if there is none."""
+        """Return the problem with a value of the right type; None if there is none."""
         for one in value if isinstance(value, (list, tuple)) else [value]:
             problem = self._text_problem(one) if isinstance(one, str) else self._number_problem(one)
             if problem:
@@ -150,7 +150,7 @@ class Description:
         return None
 
     def _fits(self, value: Any) -> bool:
-        """Whether a value has the type. An int is accepted as a float; a bool is never accepted as a number."""
+        """Return whether a value has the type. An int is accepted as a float; a bool is never accepted as a number."""
         if isinstance(value, bool):
             return bool in self.kinds
         if isinstance(value, Integral):
@@ -172,7 +172,8 @@ class Description:
 
 
 def describe(item: Field[Any], hint: Any, allowed: Range | None = None, place: bool = False) -> Description:
-    """The description of a field with this type. allowed, place: for fields that do not declare them themselves."""
+    """Return the description of a field with this type. allowed, place: for fields that do not declare them
+    themselves."""
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     lists = [part for part in parts if part in (list[bool], list[int], list[float], list[str])]
     inside = [get_args(part)[0] for part in lists]
@@ -195,7 +196,7 @@ def describe(item: Field[Any], hint: Any, allowed: Range | None = None, place: b
 
 
 def _kinds(parts: Iterable[Any]) -> tuple[set[type], tuple[str, ...], bool]:
-    """The types and the allowed names in a type annotation, and whether the names are the only values."""
+    """Return the types and the allowed names in a type annotation, and whether the names are the only values."""
     kinds: set[type] = set()
     names: tuple[str, ...] = ()
     is_known = True
@@ -213,13 +214,13 @@ def _kinds(parts: Iterable[Any]) -> tuple[set[type], tuple[str, ...], bool]:
 
 @cache
 def descriptions(kind: Any) -> dict[str, Description]:
-    """setting -> what it allows, for a dataclass whose fields are declared with `setting`."""
+    """Return setting -> what it allows, for a dataclass whose fields are declared with `setting`."""
     hints = get_type_hints(kind)
     return {item.name: describe(item, hints[item.name]) for item in fields(kind) if item.init}
 
 
 def wrong_settings(given: Any, described: dict[str, Description], shown: str = "{name}={value}") -> Iterator[str]:
-    """The problems in the settings of an object: wrong types, or if there are none, values out of range."""
+    """Yield the problems of the settings of an object: wrong types, or if there are none, values out of range."""
     for problem in (Description.type_problem, Description.range_problem):
         found = False
         for name, description in described.items():
@@ -233,7 +234,7 @@ def wrong_settings(given: Any, described: dict[str, Description], shown: str = "
 
 
 class Options:
-    """Base of the dataclasses of the command line, which are checked on construction."""
+    """Base class of the options of commands, which are checked on construction."""
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
@@ -243,7 +244,7 @@ class Options:
 
 
 def show(value: Any) -> str:
-    """A value for a message, shortened to one line."""
+    """Format a value for a message, shortened to one line."""
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, Real):
@@ -255,14 +256,14 @@ def show(value: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """A number in a message. Python refuses to write integers of more than 4300 digits."""
+    """Format a number for a message. Python refuses to write integers of more than 4300 digits."""
     if isinstance(value, Integral) and abs(int(value)) >= 10**20:
         return f"{'-' if int(value) < 0 else ''}1e{int(math.log10(abs(int(value))))}"
     return f"{value:g}" if isinstance(value, float) and value in (LARGEST, -LARGEST) else str(value)
 
 
 def _near(given: str, choices: tuple[str, ...]) -> str:
-    """All names, or only the nearest if there are many."""
+    """Return all names, or only the nearest if there are many."""
     if len(choices) > 12:
         return str(unknown("", short(given), choices)).partition("Known: ")[2].rstrip(".")
     nearest = get_close_matches(given, choices, n=1, cutoff=0.5)

@@ -127,6 +127,25 @@ def test_a_table_is_filled_in_when_its_result_is_there(tmp_path):
     assert pages.fill(page) == page.read_text()
 
 
+# ---- the overview ----
+
+
+def test_the_overview_marks_the_best_method_and_names_variants(tmp_path):
+    made = comparison()
+    made["methods"]["semi_offline@long"] = made["methods"]["semi_offline"]
+    made["methods"]["gold"] = made["methods"]["mft"] | {
+        "metrics": {"rouge": {"mean": 0.4, "low": 0.3, "high": 0.5, "p": 0.2, "by_seed": [0.4]}}
+    }
+    (tmp_path / "one.json").write_text(json.dumps(made))
+    row = {"on": "ads, tiny", "file": "one.json", "metric": "rouge"}
+    given = {"methods": ["mft", "gold", "semi_offline"], "rows": [row]}
+    text = pages.RENDERERS["overview"](given, tmp_path)
+    assert "| ads, tiny | 30.0\\* | **40.0** | 35.0 |" in text
+    assert "variant" not in text
+    given["rows"] = [row | {"shown": {"semi_offline": "semi_offline@long"}}]
+    assert "`semi_offline@long` on ads." in pages.RENDERERS["overview"](given, tmp_path)
+
+
 # ---- claims ----
 
 
@@ -152,9 +171,23 @@ def test_a_verdict_is_what_the_comparison_says(tmp_path, changes, p, verdict):
     (tmp_path / "one.json").write_text(json.dumps(made))
     (tmp_path / "claims.json").write_text(json.dumps({"kind": "claims", "claims": [claim(**changes)]}))
     (tmp_path / "page.md").write_text("<!-- table: claims.json -->\n<!-- end -->\n")
-    line = pages.fill(tmp_path / "page.md").splitlines()[3]
-    assert line.startswith("| RL helps | Table 1 | ads | ")
+    text = pages.fill(tmp_path / "page.md")
+    assert "Claims: 1; " in text
+    assert f"{verdict.split(':')[0]}: 1" in text
+    [line] = [line for line in text.splitlines() if line.startswith("| RL helps ")]
+    assert line.startswith("| RL helps | ads | ")
     assert line.endswith(f" | {verdict} |")
+    assert text.index("### Table 1") < text.index(line)
+
+
+def test_a_claim_about_time_between_two_evaluations_is_not_measurable(tmp_path):
+    """Reached at 1.5 seconds, limit 1.25: an evaluation without the reward at 1.4 seconds makes it false."""
+    made = comparison()
+    for seconds, verdict in (([0, 1.0, 1.5], "not measurable"), ([0, 1.4, 1.5], "does not hold here")):
+        curve = [{"reward": reward, "seconds": each} for reward, each in zip((0.2, 0.3, 0.37), seconds)]
+        made["methods"]["semi_offline"]["curve"] = curve
+        (tmp_path / "one.json").write_text(json.dumps(made))
+        assert claims.judge(claim(share=0.5), tmp_path)[1] == verdict
 
 
 def test_a_difference_that_seeds_make_too_is_unclear(tmp_path):

@@ -26,6 +26,7 @@ TESTED = {
     "docs/tasks.md": "test_public.py",
     "docs/tutorial.md": "test_tutorial.py",
     "docs/your-own-data.md": "here",
+    "docs/web-service.md": "test_examples.py",
     "docs/your-own-reward.md": "test_examples.py",
 }
 """page -> where its blocks are run"""
@@ -90,15 +91,17 @@ def test_the_function_for_mask_where_finds_its_spans():
     assert [text[start:end] for start, end in names["prices"](text)] == ["$199", "$9"]
 
 
-def test_outputs_without_references_become_rows_to_train_on(folder):
-    [code] = code_of("docs/choosing-a-method.md")
+def test_outputs_without_references_become_rows_to_train_on(folder, monkeypatch):
+    """Each output is scored by its first word."""
+    score, code = code_of("docs/choosing-a-method.md")
+    values = {"meet": 0.2, "try": 0.9, "discover": 0.5}
+    reward = f"def score(completions, **columns):\n    return [{values}[text.split()[0]] for text in completions]\n"
+    Path("my_rewards.py").write_text(reward)
+    monkeypatch.syspath_prepend(str(folder))
     rows = build({"train": 4})["train"]
-    outputs = [
-        {"prompt": row["prompt"], "output": f"{word} {row['completion']}", "score": score}
-        for row in rows
-        for word, score in (("meet", 0.2), ("try", 0.9), ("discover", 0.5))
-    ]
+    outputs = [{"prompt": row["prompt"], "output": f"{word} {row['completion']}"} for row in rows for word in values]
     Path("outputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in outputs))
+    exec(score, {})
     exec(code, {})
     made = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
     assert len(made) == 4

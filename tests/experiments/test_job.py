@@ -125,6 +125,12 @@ def test_steps_follow_data_and_machine() -> None:
     assert mft.steps % 5 == rl.steps % 5 == 0
     slower = Speed(1.0, 2.0, 0.2)
     assert plan_stages(JobOptions(minutes=20), (1e-3, 5e-5), rows, slower, needs_mft=True)[2:] == (500, 66)
+    costly = Speed(1.0, 2.0, 0.05, candidates=0.5)
+    fewer, more = (
+        plan_stages(JobOptions(minutes=15, static_target=target), (1e-3, 5e-5), rows, costly, needs_mft=True)[1].steps
+        for target in ("auto", "ground_truth")
+    )
+    assert 20 <= fewer < more == rl.steps
     given = JobOptions(rl_steps=30, mft_steps=0, minutes=1)
     assert plan_stages(given, (1e-3, 5e-5), rows, slow, needs_mft=False)[:2][0] is None
     assert plan_stages(given, (1e-3, 5e-5), rows, slow, needs_mft=False)[1].steps == 30

@@ -168,7 +168,7 @@ def test_a_file_with_the_name_of_a_recipe_wins(tmp_path, monkeypatch):
     ("given", "part"),
     [
         ("samsum-flan-5", "unknown recipe 'samsum-flan-5'. Did you mean 'samsum-flan-t5'?"),
-        ("recipes/samsum-flan-t5.yaml", "the recipe that ships is --config samsum-flan-t5"),
+        ("recipes/samsum-flan-t5.yaml", "the recipe in the package is --config samsum-flan-t5"),
         ("nowhere/mine.yaml", "No such file or directory"),
     ],
 )

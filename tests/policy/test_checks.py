@@ -97,7 +97,7 @@ def test_roberta_decoders_run_each_row_alone_and_say_so(causal, tiny_batch, capl
     policy = causal(*ROBERTAS[name], BERT)
     assert not policy.share_prompt
     assert policy.generator.pads_left
-    assert f"{name}: packing rows that share a prompt changes its logits" in caplog.text
+    assert f"{name}: packing the rows of one input into one sequence changes its logits" in caplog.text
     batch = tiny_batch(policy)
     target = Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)
     for logits in policy.predict(batch.source, [target, target]):
@@ -135,7 +135,7 @@ def test_a_model_that_raises_with_packed_rows_runs_each_row_alone(causal, tiny_b
     """OpenAI-GPT takes no mask with four dimensions."""
     policy = causal(hf.OpenAIGPTLMHeadModel, hf.OpenAIGPTConfig, GPT)
     assert not policy.share_prompt
-    assert "openai-gpt: packing rows that share a prompt raises RuntimeError" in caplog.text
+    assert "openai-gpt: packing the rows of one input into one sequence raises RuntimeError" in caplog.text
     batch = tiny_batch(policy)
     row = Row(batch.target.ids, batch.target.keep_mask, batch.target.keep_mask)
     assert len(policy.predict(batch.source, [row, row])) == 2

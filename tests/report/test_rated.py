@@ -89,7 +89,7 @@ def test_what_is_no_file_of_ratings_is_told_in_a_line(tmp_path, content, capsys)
         ([], "no runs given"),
         (["missing"], "there is no run folder"),
         (["--read", "nothing.json"], "there is no key.json"),
-        (["run", "--read", "a.json"], "takes rating files and no runs"),
+        (["run", "--read", "a.json"], "takes rating files only, no run folders"),
         (["run", "--protocol", "stars"], "protocol"),
     ],
 )

@@ -1,22 +1,22 @@
 """Samples that differ from a base sample in one token, and the gradient that their rewards give.
 
-Masked positions are drawn independently given the observation: a ~ prod_t p_t. Let Q_t(v) be the reward of a with a_t
-replaced by v. Then
+Masked positions are drawn independently given the observation: a ~ prod_t p_t. Let Q_t(v) be the reward of the text `a`
+after its token a_t is replaced by v. Then
 
     dE[R]/dz_t[v] = p_t(v) E[Q_t(v) - sum_u p_t(u) Q_t(u)].
 
-Everything else in the text is the same on both sides of the difference, so its noise cancels. For each position t, S_t
-is a set of tokens with the base token among them, w_t is p_t, normalised on S_t, and
+The rest of the text is the same on both sides of the difference, so its noise cancels. For each position t, S_t is a
+set of tokens that contains the base token. Its weights w_t are p_t, normalised on S_t. The estimate is
 
     g_t[v] = w_t(v) (Q_t(v) - sum_{u in S_t} w_t(u) Q_t(u)) for v in S_t, 0 elsewhere.
 
-The number of calls of a position, n_t, does not depend on the draws: it is the number of its tokens among the likeliest
-of the row, the best token of each position left aside. S_t is the n_t + 1 likeliest tokens of the position; if the base
-token is not among them, it replaces the last one.
+n_t is the number of reward calls for position t. It does not depend on the draws: leave out the most likely token of
+each position; n_t counts the tokens of position t among the most likely remaining tokens of the row. S_t has the
+n_t + 1 most likely tokens of the position. If the base token is not among them, it replaces the last one.
 
-This is exact on average where every token that can be drawn is in S_t. What is outside makes a bias: positions without
-calls get no gradient, and if e_t is the mass outside S_t, D the range of the rewards, then the bias at position t has
-an L1 norm of at most 3 D E[e_t].
+The expectation is exact if S_t has every token that can be drawn. Tokens outside S_t are ignored, which is a bias.
+Positions without calls get no gradient. If e_t is the probability outside S_t and D the range of the rewards, the bias
+at position t has an L1 norm of at most 3 D E[e_t].
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class Swaps:
     """Samples around one base sample."""
 
     draws: Tensor
-    """(M, K) tokens: the base in column 0, then one token swapped in each row and column; the base where none is."""
+    """(M, K) tokens. Column 0 has the base. Each other entry is the base token or its replacement in that sample."""
     columns: Tensor
-    """(M, C) the sample that has a position's c-th token."""
+    """(M, C) the number of the sample that has the c-th token of a position."""
     weights: Tensor
-    """(M, C) p_t of these tokens, 0 where there is none; normalised where rewards are known."""
+    """(M, C) p_t of these tokens, 0 if there is no c-th token. `gradient` normalises it to w_t."""
 
     def gradient(self, rewards: Tensor, rows: Tensor) -> Tensor:
-        """(M, K) the estimate of dE[R]/dz at the tokens of `draws`, given (B, K) rewards and the row of each position.
+        """Return (M, K), the estimate of dE[R]/dz at the tokens of `draws`. rewards: (B, K). rows: (M,) the row of each
+        position.
 
         Its sum over a position is 0. Samples without a reward (NaN) are left out. Equal rewards give exactly 0.
         """
@@ -57,7 +58,7 @@ class Swaps:
 
 @torch.no_grad()
 def swap(p: Tensor, base: Tensor, counts: list[int], many: int) -> Swaps:
-    """`many` samples for each row: the base sample and its variants.
+    """Return `many` samples for each row: the base sample and variants with one other token.
 
     Args:
         p: (M, V) the distributions at the masked positions. base: (M,) a token drawn from each.
@@ -83,9 +84,12 @@ def swap(p: Tensor, base: Tensor, counts: list[int], many: int) -> Swaps:
 
 
 def spread(likely: Tensor, counts: list[int], calls: int) -> Tensor:
-    """(M,) how many of each position's next likely tokens, (M, W) probabilities, are among the `calls` likeliest of its
-    row. These have the largest p (1 - p), the factor of a token's gradient, of all tokens that are not the best one of
-    their position; and so n_t does not depend on the draws."""
+    """Divide the calls of each row among its positions, and return (M,) numbers of calls.
+
+    likely: (M, W) the probabilities of each position's next likely tokens. A position gets as many calls as it has
+    tokens among the `calls` most likely of its row. These tokens have the largest p (1 - p), the factor in the gradient
+    of a token, of all tokens that are not the best one of their position. The numbers do not depend on the draws.
+    """
     number = likely.new_zeros(len(likely), dtype=torch.long)
     if not likely.numel() or calls < 1:
         return number
@@ -103,7 +107,7 @@ def spread(likely: Tensor, counts: list[int], calls: int) -> Tensor:
 def swap_coefficients(
     swaps: Swaps, rewards: Tensor, rows: Tensor, masked: Tensor, loss_scale: LossScale = "token"
 ) -> Tensor:
-    """(M, K) the weights of the drawn logits in `losses.reinforce`.
+    """Return (M, K), the weights of the drawn logits in `losses.reinforce`.
 
     sequence: the scale of REINFORCE without its factor (K - 1)/K. token: K / |M| times it, as there.
 

@@ -16,7 +16,7 @@ class DeferredSum:
     """
 
     def __init__(self, factors: Callable[[], list[Tensor]], *inputs: Tensor, ready: bool = False):
-        """ready: `factors` does not have to wait, so `total` has its value at once."""
+        """ready: the factors are known now, so `total` gets its value at once."""
         self._sum = _Sum(factors, [tensor.detach() for tensor in inputs])
         self.total: Tensor = _DeferredFunction.apply(self._sum, ready, *inputs)  # type: ignore[assignment]
 
@@ -33,7 +33,7 @@ class _Sum:
         self._known: tuple[Tensor, list[Tensor]] | None = None
 
     def compute(self) -> tuple[Tensor, list[Tensor]]:
-        """The sum and the factors, in float32."""
+        """Return the sum and the factors, in float32."""
         if self._known is None:
             with torch.no_grad():
                 factors = self._factors()

@@ -23,7 +23,7 @@ class EditNumbers(NamedTuple):
 
 
 def edit_uniforms(text: Text, index: Tensor, number: int, randomness: Randomness) -> EditNumbers:
-    """The numbers of an example. They do not depend on the padding of its batch."""
+    """Return the random numbers for the edits of each example. They do not depend on the padding of the batch."""
     size, length = text.ids.shape
     distance = randomness.uniform("edit distance", index, [1] * size)
     places, tokens = (
@@ -34,7 +34,7 @@ def edit_uniforms(text: Text, index: Tensor, number: int, randomness: Randomness
 
 
 def draw_edits(text: Text, allowed: Tensor, rate: float, number: int, uniforms: EditNumbers) -> Tensor:
-    """(B, K, T) edits of each text, K = `number`, stratified by their Hamming distance e from it.
+    """Return (B, K, T), K = `number` edits of each text, stratified by their Hamming distance e from the text.
 
     Each edit alone is distributed as q(y) = (rate / (V - 1))**e (1 - rate)**(T - e): e is Binomial(T, rate), any e
     places are as likely as any others, and so is any other allowed token at each. This is exp(-e / tau) / Z for
@@ -62,7 +62,8 @@ def draw_edits(text: Text, allowed: Tensor, rate: float, number: int, uniforms: 
 
 
 def log_q_edit(edits: Text, text: Text, allowed: Tensor, rate: float) -> Tensor:
-    """(B * K,) log-probability with which `draw_edits` gives these texts, K for each of B: -inf where it never does.
+    """Return (B * K,), the log-probability that `draw_edits` gives each text, K texts for each of B; -inf if it never
+    does.
 
     log q = e log(rate / (V - 1)) + (T - e) log(1 - rate), with the Hamming distance e.
     """

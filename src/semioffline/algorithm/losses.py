@@ -17,7 +17,7 @@ PreferenceLoss = Literal["sigmoid", "ipo"]
 
 
 def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Summed negative log-likelihood of `labels` (N,) under `logits` (N, V).
+    """Return the summed negative log-likelihood of `labels` (N,) under `logits` (N, V).
 
     With smoothing e: (1 - e) * NLL + e * mean over the vocabulary of -log p. The paper's printed formula has no sign.
     """
@@ -26,8 +26,11 @@ def mle(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
 
 
 class Advantages(NamedTuple):
-    """values: (B, K) advantages, 0 for samples without a reward; they sum to 0 in every row. counts: (B,) number of
-    samples with a reward."""
+    """Advantages of samples.
+
+    values: (B, K), 0 for samples without a reward; they sum to 0 in every row. counts: (B,) number of samples with a
+    reward.
+    """
 
     values: Tensor
     counts: Tensor
@@ -39,7 +42,7 @@ class Advantages(NamedTuple):
 
 
 def advantages(rewards: Tensor, baseline: Baseline = "mean", scale: bool = False) -> Advantages:
-    """Reward minus baseline; NaN rewards are left out.
+    """Return reward minus baseline for each sample. Samples with a NaN reward are left out.
 
     mean: b = mean of the row's K rewards. It contains the sample itself, so the expected gradient is (K-1)/K of the
     exact one. leave_one_out: b_k = mean of the others' rewards, A_k = K/(K-1) * (R_k - mean): the expected
@@ -61,14 +64,16 @@ def advantages(rewards: Tensor, baseline: Baseline = "mean", scale: bool = False
 
 
 def equal_rewards(rewards: Tensor) -> Tensor:
-    """(B, K) -> (B,) True where all samples that count have the same reward: nothing to learn from that row."""
+    """Return (B,), True if all counted samples of a row have the same reward, so that nothing can be learned from it.
+    rewards: (B, K)."""
     high = rewards.nan_to_num(nan=-torch.inf).amax(1)
     low = rewards.nan_to_num(nan=torch.inf).amin(1)
     return high <= low
 
 
 def sample_weights(advantages: Advantages, masked: Tensor, loss_scale: LossScale = "token") -> Tensor:
-    """(B, K) the weight w of each sample in `reinforce`. masked: (B,) the number of a row's masked positions.
+    """Return (B, K), the weight w of each sample in `reinforce`. masked: (B,) the number of masked positions of each
+    row.
 
     sequence: w = A_k / K, the printed formula. token: w = A_k / |M|, the scale of the published lambda (sum over K,
     mean over the row's masked positions): K / |M| times the printed formula.
@@ -78,7 +83,8 @@ def sample_weights(advantages: Advantages, masked: Tensor, loss_scale: LossScale
 
 
 def reinforce(drawn_logits: Tensor, weights: Callable[[], Tensor], ready: bool = False) -> DeferredSum:
-    """The RL loss of semi-offline RL, summed over rows (section 3.3 of the paper, simplified as explained below):
+    """Return the RL loss of semi-offline RL, summed over rows (section 3.3 of the paper, simplified as explained
+    below):
 
         L_RL = - sum_b sum_k w_bk sum_{t masked} log p(a_t^k | o_t) = - sum_b sum_k w_bk sum_{t masked} z_t[a_t^k]
 
@@ -97,7 +103,8 @@ def reinforce(drawn_logits: Tensor, weights: Callable[[], Tensor], ready: bool =
 
 
 def _count(places: Tensor, number: int) -> Tensor:
-    """(number,) how often each of 0 ... number - 1 occurs. torch.bincount would make the host wait for the device."""
+    """Return (number,) how often each of 0 ... number - 1 occurs. torch.bincount would make the host wait for the
+    device."""
     ones = torch.ones_like(places)
     return torch.zeros(number, dtype=torch.long, device=places.device).index_add(0, places, ones)
 
@@ -112,7 +119,7 @@ class TokenAdvantages(NamedTuple):
 
 
 def token_advantages(draws: Tensor, rows: Tensor, advantages: Advantages) -> TokenAdvantages:
-    """Proposition 3: the estimated advantage of one token at one position.
+    """Return the estimated advantage of each drawn token at each position (Proposition 3).
 
     For token i drawn C times at position t: mean reward of those samples minus the baseline. Then
     L_RL (sequence scale) = sum_t sum_i -(C/K) * value * log p(i | o_t). Samples left out are not counted.
@@ -130,18 +137,21 @@ def token_advantages(draws: Tensor, rows: Tensor, advantages: Advantages) -> Tok
 
 
 def token_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
-    """(N,) log-probability of `tokens` (N,) under `logits` (N, V); -inf logits are outside the distribution."""
+    """Return (N,) log-probabilities of `tokens` (N,) under `logits` (N, V). Logits of -inf are outside the
+    distribution."""
     return -F.cross_entropy(logits.float(), send(tokens, logits.device), reduction="none")
 
 
 def kl_divergence(logits: Tensor, reference: Tensor) -> Tensor:
-    """(N, V), (N, V) -> (N,): KL(p || p_0) = sum_v p(v) (log p(v) - log p_0(v)) at each of N positions, in nats."""
+    """Return (N,), KL(p || p_0) = sum_v p(v) (log p(v) - log p_0(v)) in nats at N positions. logits, reference: (N,
+    V)."""
     log_p, log_q = logits.float().log_softmax(1), reference.float().log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) -> Tensor:
-    """f(y) = sum_t v_t / |y|**alpha for each of `number` texts (BRIO's score where v_t = log p, appendix D).
+    """Return f(y) = sum_t v_t / |y|**alpha for each of `number` texts. With v_t = log p it is BRIO's score (appendix
+    D).
 
     values: (P,) one for each position; texts: (P,) the text it belongs to. |y| counts the positions given.
     """
@@ -151,7 +161,7 @@ def text_scores(values: Tensor, texts: Tensor, number: int, alpha: float = 1.0) 
 
 
 def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
-    """BRIO's loss, summed over rows and pairs: sum_{i<j} max(0, f_j - f_i + (j - i) * margin).
+    """Return BRIO's loss, summed over rows and pairs: sum_{i<j} max(0, f_j - f_i + (j - i) * margin).
 
     scores, rewards: (B, N), best candidate first. Candidates with equal rewards, or with NaN (padding), form no pair.
     BRIO's code ranks candidates of equal reward too, in the order of the data.
@@ -165,7 +175,7 @@ def ranking(scores: Tensor, rewards: Tensor, margin: float) -> Tensor:
 
 
 def preference(ratios: Tensor, pairs: Tensor, beta: float, loss: PreferenceLoss = "sigmoid") -> Tensor:
-    """DPO's loss: a mean over the pairs of each row, summed over rows. A row without a pair adds 0.
+    """Return DPO's loss: a mean over the pairs of each row, summed over rows. A row without a pair adds 0.
 
     sigmoid: -log sigmoid(beta * (h_i - h_j)), Rafailov et al. 2023, equation 7. ipo: (h_i - h_j - 1 / (2 beta))**2,
     Azar et al. 2023, equation 17.
@@ -180,10 +190,11 @@ def preference(ratios: Tensor, pairs: Tensor, beta: float, loss: PreferenceLoss 
 
 
 def target_weights(log_p: Tensor, rewards: Tensor, log_proposal: Tensor, alpha: float, beta: float) -> Tensor:
-    """(B, K) self-normalised importance weights of K texts for the target q ∝ exp((alpha log p + R) / (alpha + beta)).
+    """Return (B, K), self-normalised importance weights of K texts for the target q ∝ exp((alpha log p + R) / (alpha +
+    beta)).
 
-    w_k = q(y_k) / proposal(y_k), divided by the row's sum; no gradient. q maximises E_q[R] - alpha KL(q || p) +
-    beta H(q): Tan et al. 2019, equations 4 and 5. Texts without a reward (NaN) have the weight 0.
+    w_k = q(y_k) / proposal(y_k), divided by the row's sum; no gradient. q maximises E_q[R] - alpha KL(q || p) + beta
+    H(q): Tan et al. 2019, equations 4 and 5. Texts without a reward (NaN) have the weight 0.
 
     Args:
         log_p, rewards, log_proposal: (B, K) log-probabilities under the policy, rewards, and log-probabilities with
@@ -195,7 +206,7 @@ def target_weights(log_p: Tensor, rewards: Tensor, log_proposal: Tensor, alpha: 
 
 
 def reward_to_go(rewards: Tensor, horizon: int, discount: float, after_end: float) -> Tensor:
-    """(B, T) -> (B, T): discounted mean of each position's reward and the `horizon` rewards after it.
+    """Return (B, T), the discounted mean of each position's reward and the `horizon` rewards after it. rewards: (B, T).
 
     Q_t = sum_{k=0..h} g^k r_{t+k} / sum_{k=0..h} g^k. A text that has ended earns `after_end` for ever.
     """
@@ -205,5 +216,6 @@ def reward_to_go(rewards: Tensor, horizon: int, discount: float, after_end: floa
 
 
 def gold(log_p: Tensor, returns: Tensor, floor: float) -> Tensor:
-    """GOLD: - sum_t max(p_t, floor) * Q_t * log p_t, the weights without gradient. log_p, returns: (N,)."""
+    """Return GOLD's loss, - sum_t max(p_t, floor) * Q_t * log p_t, with weights without gradient. log_p, returns:
+    (N,)."""
     return -(log_p.detach().exp().clamp(min=floor) * returns * log_p).sum()

@@ -28,7 +28,7 @@ def hide(text: Text, rate: float | Tensor, mask_id: int, uniforms: Tensor, unit:
 
 
 def cover(text: Text, hidden: Tensor, mask_id: int) -> Observation:
-    """The text with the mask token at the positions `hidden` (B, T)."""
+    """Replace the tokens at the positions `hidden` (B, T) by the mask token."""
     return Observation(ids=text.ids.masked_fill(hidden, mask_id), hidden=hidden)
 
 
@@ -40,7 +40,7 @@ def choose_hidden(
     pattern: MaskPattern = "random",
     span: float = 3.0,
 ) -> Tensor:
-    """(B, T) True at the positions to mask.
+    """Return (B, T), True at the positions to mask.
 
     random: each unit (token or word) by itself, with probability `rate`. suffix: as many units as the random mask has,
     but the last ones. span: runs of `span` units on average. mixed: as random, but each row has its own rate, so that
@@ -57,8 +57,8 @@ def choose_hidden(
 
 
 def with_end(text: Text, hidden: Tensor, end_id: int, after: int) -> Tensor:
-    """`hidden`, and the end token of each text that has `after` ordinary ones. Other positions lose nothing, because
-    none of them sees the end token."""
+    """Add to `hidden` the end token of each text that has `after` ordinary tokens. Other predictions do not change: no
+    position sees the end token."""
     last = torch.arange(text.ids.shape[1], device=text.ids.device) == text.keep_mask.sum(1, keepdim=True) - 1
     long_enough = text.ordinary.sum(1, keepdim=True) >= after
     return hidden | (last & long_enough & (text.ids == end_id) & ~text.ordinary)
@@ -71,7 +71,7 @@ def _random(text: Text, rate: float | Tensor, uniforms: Tensor, unit: MaskUnit) 
 
 
 def _own_rates(text: Text, rate: float, uniforms: Tensor) -> Tensor:
-    """(B, 1) rates with mean `rate`: uniform over [0, 2 rate], or over [2 rate - 1, 1] where that would pass 1.
+    """Return (B, 1) rates with mean `rate`: uniform over [0, 2 rate], or over [2 rate - 1, 1] where that would pass 1.
 
     A row's number is that of its last token, which is EOS: it is never hidden, so the number decides nothing else.
     """
@@ -81,14 +81,15 @@ def _own_rates(text: Text, rate: float, uniforms: Tensor) -> Tensor:
 
 
 def _suffix(text: Text, rate: float, uniforms: Tensor, unit: MaskUnit) -> Tensor:
-    """The last n units, n ~ Binomial(number of units, rate): the number that the random mask hides."""
+    """Mask the last n units, n ~ Binomial(number of units, rate), which is the number that the random mask hides."""
     begins = _unit_begins(text, unit)
     many = (begins & (uniforms < rate)).sum(1, keepdim=True)
     return text.ordinary & (begins.cumsum(1) > begins.sum(1, keepdim=True) - many)
 
 
 def _spans(text: Text, rate: float, uniforms: Tensor, unit: MaskUnit, span: float) -> Tensor:
-    """A Markov chain over the units: a run ends with probability 1 / span and begins with rate / (span (1 - rate)).
+    """Mask runs of units, drawn from a Markov chain: a run ends with probability 1 / span and begins with rate / (span
+    (1 - rate)).
 
     Its stationary share is `rate`; the first unit starts there, so every unit is hidden with that probability. A rate
     above span / (1 + span) leaves no room between runs of that length: they are rate / (1 - rate) long then.
@@ -109,7 +110,7 @@ def _spans(text: Text, rate: float, uniforms: Tensor, unit: MaskUnit, span: floa
 
 
 def _unit_begins(text: Text, unit: MaskUnit) -> Tensor:
-    """(B, T) True at the first token of every unit: at every ordinary token, or where a word begins."""
+    """Return (B, T) True at the first token of every unit: at every ordinary token, or where a word begins."""
     if unit == "token":
         return text.ordinary
     positions = torch.arange(text.words.shape[1], device=text.words.device)
@@ -117,7 +118,7 @@ def _unit_begins(text: Text, unit: MaskUnit) -> Tensor:
 
 
 def _word_starts(words: Tensor) -> Tensor:
-    """(B, T) word numbers -> the position of the first token of each token's word."""
+    """Return (B, T), the position of the first token of each token's word. words: (B, T) word numbers."""
     positions = torch.arange(words.shape[1], device=words.device).expand_as(words)
     begins = torch.ones_like(words, dtype=torch.bool)
     begins[:, 1:] = words[:, 1:] != words[:, :-1]
@@ -125,7 +126,7 @@ def _word_starts(words: Tensor) -> Tensor:
 
 
 def mask_uniforms(text: Text, index: Tensor, randomness: Randomness, purpose: str) -> Tensor:
-    """(B, T) numbers for `hide`; a row's numbers do not depend on the padding of its batch."""
+    """Return (B, T) random numbers for `hide`. The numbers of a row do not depend on the padding of its batch."""
     size, length = text.ids.shape
     numbers = randomness.uniform(purpose, index, [length] * size).view(size, length).to(text.ids.device)
     return torch.where(text.keep_mask, numbers, 1.0)

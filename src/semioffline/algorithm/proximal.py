@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def clipped_surrogate(log_p: Tensor, old_log_p: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
-    """(P,) -> (P,): min(r A, clip(r, 1 - epsilon, 1 + epsilon) A), with r = p / p_old. To be maximised.
+    """Return (P,), min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) with r = p / p_old, to be maximised. All arguments are
+    (P,).
 
     Equation 7 of Schulman et al. 2017. Where log_p is old_log_p, its gradient is that of REINFORCE, A * grad log p.
     """
@@ -16,7 +17,7 @@ def clipped_surrogate(log_p: Tensor, old_log_p: Tensor, advantages: Tensor, epsi
 
 
 def is_clipped(log_p: Tensor, old_log_p: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
-    """(P,) True where clipping has taken the gradient of `clipped_surrogate` away."""
+    """Return (P,), True where clipping has removed the gradient of `clipped_surrogate`."""
     ratio = (log_p - old_log_p).exp()
     return ((ratio > 1 + epsilon) & (advantages > 0)) | ((ratio < 1 - epsilon) & (advantages < 0))
 
@@ -27,11 +28,12 @@ class Estimates(NamedTuple):
     advantages: Tensor
     """(B, T)"""
     returns: Tensor
-    """(B, T) what the value should have been: advantage plus value."""
+    """(B, T) advantage plus value, the target of the value head."""
 
 
 def generalized_advantages(rewards: Tensor, values: Tensor, actions: Tensor, gamma: float, lam: float) -> Estimates:
-    """GAE: A_t = sum_l (gamma lam)**l d_{t+l}, d_t = r_t + gamma V_{t+1} - V_t, with V = 0 after the end.
+    """Compute generalised advantages: A_t = sum_l (gamma lam)**l d_{t+l}, d_t = r_t + gamma V_{t+1} - V_t, V = 0 after
+    the end.
 
     Schulman et al. 2016. The reward comes with the last action.
 
@@ -53,6 +55,7 @@ def generalized_advantages(rewards: Tensor, values: Tensor, actions: Tensor, gam
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """(P,) -> (P,): max((V - G)**2, (clip(V, V_old - clip, V_old + clip) - G)**2), as PPO's code has it."""
+    """Return (P,), max((V - G)**2, (clip(V, V_old - clip, V_old + clip) - G)**2), as in PPO's code. Tensors are
+    (P,)."""
     kept = old_values + (values - old_values).clamp(-clip, clip)
     return torch.maximum((values - returns).square(), (kept - returns).square())

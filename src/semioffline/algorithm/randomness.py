@@ -24,16 +24,16 @@ class Randomness:
     step: int
 
     def key(self, purpose: str, example: int = 0) -> int:
-        """63 bits."""
+        """Return 63 bits that identify seed, step, purpose and example."""
         packed = struct.pack("<qqq", self.seed, self.step, example) + purpose.encode()
         return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
     def uniform(self, purpose: str, examples: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Uniform numbers in [0, 1), `size` for each example, one example after the other.
+        """Return uniform numbers in [0, 1), one example after the other; sizes: how many for each example.
 
-        The n-th of an example does not depend on how many are asked for. They are those of SplitMix64 (Steele, Lea and
-        Flood, 2014), which counts and mixes, so that the numbers of all examples are made at once; a generator for
-        each would take longer to start than to draw.
+        The n-th number of an example does not depend on how many are drawn. The generator is SplitMix64 (Steele, Lea
+        and Flood, 2014). It mixes a counter, so the numbers of all examples are computed at once. Starting one
+        generator for each example would take longer than drawing.
         """
         counts = np.asarray(sizes, dtype=np.int64)
         ends = counts.cumsum()
@@ -51,7 +51,7 @@ _LAST = np.uint64(31)
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """The mixing function of SplitMix64, from 64 bits to 64 bits. It changes `numbers` in place."""
+    """Apply the mixing function of SplitMix64, from 64 bits to 64 bits. It changes `numbers` in place."""
     for shift, factor in _MIX:
         numbers ^= numbers >> shift
         numbers *= factor

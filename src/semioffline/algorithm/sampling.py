@@ -10,15 +10,15 @@ from torch import Tensor
 from semioffline.algorithm.randomness import Randomness
 from semioffline.algorithm.tensors import Observation, Samples, Text, send
 
-WIDTH = 1024
-"""The tokens that hold the mass of top_p are first searched among this many."""
+WIDTH = 128
+"""With top_p, the most likely tokens are searched among this many first."""
 
 
 @torch.no_grad()
 def sampling_logits(
     logits: Tensor, allowed: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> Tensor:
-    """The logits of the distribution that samples are drawn from: z / temperature, -inf outside the kept set.
+    """Return the logits of the distribution that samples are drawn from: z / temperature, -inf outside the kept set.
 
     logits: (M, V); allowed: (V,) or (M, V) False at ids that must never be drawn (special tokens, ids without a token).
     Restricting the draw is exact for the RL gradient: the normaliser of the kept set does not depend on the sample,
@@ -35,10 +35,10 @@ def sampling_logits(
 
 
 def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
-    """(M, V) True at the likeliest tokens, up to the one with which they hold the mass.
+    """Return (M, V), True at the most likely tokens whose probabilities together reach top_p.
 
-    Nearly always some hundred tokens do. On a GPU, to find these takes a small part of the time of sorting the
-    vocabulary, which is left to the rows that need it. (The check for such rows makes the host wait for the device.)
+    A few tokens nearly always suffice. Selecting these takes a fraction of the time of sorting the vocabulary. Rows
+    that need more search among eight times as many. (The check for such rows makes the host wait for the device.)
     """
     likely, order = probabilities.topk(min(width, probabilities.shape[1]), dim=1)
     kept = torch.zeros_like(probabilities, dtype=torch.bool)
@@ -46,7 +46,7 @@ def _nucleus(probabilities: Tensor, top_p: float, width: int = WIDTH) -> Tensor:
     if likely.shape[1] < probabilities.shape[1]:
         wide = (likely.sum(1) < top_p).nonzero().squeeze(1)
         if len(wide):
-            kept[wide] = _nucleus(probabilities[wide], top_p, probabilities.shape[1])
+            kept[wide] = _nucleus(probabilities[wide], top_p, 8 * width)
     return kept
 
 
@@ -63,7 +63,7 @@ class Draws(NamedTuple):
 
 @torch.no_grad()
 def draw(z: Tensor, uniforms: Tensor) -> Draws:
-    """Draw by inverting the distribution function, with (M, V) logits and (M, K) uniforms.
+    """Draw tokens by inverting the distribution function. z: (M, V) logits. uniforms: (M, K).
 
     The k-th draw at a position is the first token whose cumulative probability exceeds its number. One softmax serves
     all K draws.
@@ -74,7 +74,7 @@ def draw(z: Tensor, uniforms: Tensor) -> Draws:
 
 
 def invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """(N, V) weights, (N, K) uniforms -> (N, K) draws, by inverting the distribution function."""
+    """Return (N, K) draws, by inverting the distribution function. probabilities: (N, V) weights. uniforms: (N, K)."""
     cumulative = probabilities.cumsum(1)
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
@@ -88,17 +88,18 @@ def invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def text_uniforms(index: Tensor, many: int, longest: int, randomness: Randomness, purpose: str) -> Tensor:
-    """(B * many, longest) numbers for `DrawsProcessor`, an example's together. They do not depend on `longest`."""
+    """Return (B * many, longest) random numbers for `DrawsProcessor`, the rows of an example together. They do not
+    depend on `longest`."""
     numbers = randomness.uniform(purpose, index, [longest * many] * len(index))
     return numbers.view(len(index), longest, many).transpose(1, 2).flatten(0, 1)
 
 
 class DrawsProcessor:
-    """Chooses the tokens that `generate` samples: each row takes the tokens that its own random numbers select,
-    independently of the other rows. A logits processor."""
+    """A logits processor that chooses the tokens that `generate` samples. Each row takes the tokens that its own random
+    numbers select, independently of the other rows."""
 
     def __init__(self, uniforms: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0):
-        """uniforms: (B, T), one for each row and token."""
+        """uniforms: (B, T), one number for each row and token."""
         self.uniforms, self.settings, self.position = uniforms, (temperature, top_k, top_p), 0
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
@@ -113,13 +114,14 @@ class DrawsProcessor:
 def draw_uniforms(
     observation: Observation, index: Tensor, num_samples: int, randomness: Randomness, purpose: str
 ) -> Tensor:
-    """(M, K) numbers for `draw`, keyed by the example that each masked position belongs to."""
+    """Return (M, K) random numbers for `draw`. They depend on the example that a masked position belongs to."""
     counts = observation.hidden.sum(1).tolist()
     return randomness.uniform(purpose, index, [n * num_samples for n in counts]).view(-1, num_samples)
 
 
 def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int, after: int) -> Tensor:
-    """(M, V): `allowed` (V,) at each masked position, and the end token too where `after` ordinary tokens precede."""
+    """Return (M, V): `allowed` (V,) at each masked position, with the end token allowed if `after` ordinary tokens
+    precede it."""
     before = text.ordinary.cumsum(1) - text.ordinary.long()
     late = send(before[observation.hidden] >= after, allowed.device)
     ends = torch.arange(allowed.shape[-1], device=allowed.device) == end_id
@@ -127,12 +129,14 @@ def allow_end(allowed: Tensor, text: Text, observation: Observation, end_id: int
 
 
 def complete(text: Text, observation: Observation, draws: Tensor, end_id: int | None = None) -> Samples:
-    """Put the draws into the static text: K complete samples per row. A sample ends where end_id was drawn."""
+    """Put the draws into the static text, which gives K complete samples per row. A sample ends where end_id was
+    drawn."""
     return Samples(text, observation.hidden, draws, end_id)
 
 
 def drawn_log_p(logits: Tensor, draws: Tensor, allowed: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """(M, V) logits, (M,) drawn ids -> (M,) log-probabilities under the distribution drawn from, with gradient.
+    """Return (M,) log-probabilities of drawn ids under the distribution they were drawn from, with gradient. logits:
+    (M, V). draws: (M,).
 
     For samples that do not share their distributions, so that the normaliser does not cancel. The drawn token always
     counts as kept: dropout or rounding may have pushed it out since.

@@ -16,8 +16,8 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To a device, without waiting until it has done what it was given before: a copy from pageable memory would, and
-    torch makes one of what is not contiguous."""
+    """Copy a tensor to a device. The host does not wait for a GPU: the tensor is made contiguous and pinned first,
+    because the host waits for a copy from pageable memory."""
     if tensor.device.type == "cpu" and device.type == "cuda":
         tensor = tensor.contiguous().pin_memory()
     return tensor.to(device, non_blocking=device.type == "cuda")  # to the host it must wait: `HostCopy` is for that
@@ -55,7 +55,7 @@ class _Movable:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """non_blocking: copy from pinned memory, so that the host does not wait."""
+        """Move all tensors to a device. non_blocking: copy from pinned memory, so that the host does not wait."""
         if non_blocking:
             return self._map(lambda t: send(t, torch.device(device)))
         return self._map(lambda t: t.to(device))
@@ -73,7 +73,8 @@ class Text(_Movable):
     keep_mask: Tensor
     """(B, T) True at real tokens, False at padding."""
     words: Tensor
-    """(B, T) the number of the word that a token belongs to; -1 at special tokens and padding: never hidden."""
+    """(B, T) the number of the word that a token belongs to; -1 at special tokens and padding, which are never
+    masked."""
 
     @property
     def ordinary(self) -> Tensor:
@@ -86,28 +87,29 @@ class Text(_Movable):
 
 
 Rollout = dict[str, Tensor]
-"""What a method has made of a micro-batch and uses again while the batch is repeated: samples, rewards, ..."""
+"""Tensors that a method computes once and uses again while the batch is repeated: samples, rewards, old
+log-probabilities."""
 
 
 @dataclass
 class Batch(_Movable):
-    """One micro-batch: the source, the ground truth, one static target a row, and the columns for the rewards."""
+    """One micro-batch: the sources, the ground truths, one static target per row, and the columns for the rewards."""
 
     index: Tensor
-    """(B,) the number of each example in the dataset: the key of its randomness."""
+    """(B,) the number of each example in the dataset. Its random numbers depend on it."""
     source: Text
     target: Text
     static: Text
     columns: dict[str, list[Any]]
     """prompt, completion, references and every other column of the dataset, each a list of length B."""
     static_counts: Tensor | None = None
-    """(B,) how many static targets each row has, where a step chooses among n: `static` is (B * n, T) then."""
+    """(B,) the number of static targets of each row, if a step chooses among n of them; `static` is then (B * n, T)."""
     candidates: Text | None = None
     """(B * N, T) all candidates, best first, N rows for each input, for methods that need them."""
     candidate_rewards: Tensor | None = None
-    """(B, N), NaN where a row has fewer candidates (its first one fills the place)."""
+    """(B, N), NaN if a row has fewer candidates. The missing ones are copies of its first candidate."""
     rollout: Rollout | None = None
-    """Made by the method when the batch came up; only for methods that repeat batches."""
+    """Made by the method in the first step on this batch. Only methods that repeat batches have it."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -128,18 +130,18 @@ class Row:
     """One target row to run through the policy, and the positions to predict."""
 
     ids: Tensor
-    """(B, T) the tokens that the policy is shown; the prediction for position t sees those before t."""
+    """(B, T) the input tokens. The prediction for position t sees those before t."""
     keep_mask: Tensor
     """(B, T) True at real tokens."""
     wanted: Tensor
     """(B, T) True at the positions whose logits are wanted."""
     purpose: Literal["mle", "rl", "grad"] = "mle"
-    """What the row is for, so that its cost is booked in the right column: fine-tuning, sampling or scoring RL
-    trajectories, or running again, with gradient, what was sampled before."""
+    """How the pass is counted: fine-tuning ("mle"), sampling or scoring trajectories ("rl"), or running samples again
+    with gradient ("grad")."""
     term: str = "rl"
-    """The loss term that its predictions are for, where that is not the MLE term."""
+    """The loss term that its predictions are for; None: the MLE term."""
     added_ids: Tensor | None = None
-    """(B, T) tokens whose embedding is added to that of the token shown, -1 where none is (for the variant +PRE)."""
+    """(B, T) tokens whose embedding is added to that of the input token, -1 for none (variant +PRE)."""
 
 
 @dataclass
@@ -153,7 +155,7 @@ class Samples:
     draws: Tensor
     """(M, K) the tokens drawn at the M masked positions, in row-major order; on the policy's device."""
     end_id: int | None = None
-    """A sample ends where this token was drawn; all are as long as the static target when not given."""
+    """A sample ends where this token was drawn. None: all samples are as long as the static target."""
 
     @property
     def keep_mask(self) -> Tensor:
@@ -170,23 +172,24 @@ class Samples:
         return self.ids_on(self.text.ids.device)
 
     def ids_on(self, device: torch.device) -> Tensor:
-        """`ids` on a device. On the device of the draws, this does not wait."""
+        """Return `ids` on a device. If it is the device of the draws, the host does not wait."""
         return self._put(self.text.ids, self.draws, device)
 
     def ended_on(self, device: torch.device) -> Tensor:
-        """`ids` with end tokens, which have no text, from the first one on that was drawn."""
+        """Return `ids` with everything after the first drawn end token replaced by end tokens, which have no text."""
         ids = self.ids_on(device)
         if self.end_id is None:
             return ids
         return ids.masked_fill(self._ends_on(device).cummax(2).values.bool(), self.end_id)
 
     def _ends_on(self, device: torch.device) -> Tensor:
-        """(B, K, T) 1 where the end token was drawn."""
+        """Return (B, K, T) 1 where the end token was drawn."""
         drawn = self.draws.eq(-1 if self.end_id is None else self.end_id)
         return self._put(torch.zeros_like(self.text.ids), drawn, device)
 
     def token_lists(self) -> list[list[int]]:
-        """B * K lists, the samples of a row together: up to the first end token that was drawn, which is kept."""
+        """Return B * K lists of token ids, the samples of a row together. A list ends with the first end token that was
+        drawn."""
         ids = self.ids
         ends = self._ends_on(ids.device)
         whole = self.text.keep_mask.sum(1)[:, None]
@@ -195,7 +198,7 @@ class Samples:
         return [row[:number] for row, number in rows]
 
     def _put(self, text: Tensor, drawn: Tensor, device: torch.device) -> Tensor:
-        """(B, K, T): `text` (B, T) with `drawn` (M, K) at the masked positions."""
+        """Return (B, K, T): `text` (B, T) with the tokens `drawn` (M, K) at the masked positions."""
         whole = send(text, device)[:, None].repeat(1, drawn.shape[1], 1)
         rows, positions = send(self.places, device)
         whole[rows, :, positions] = send(drawn, device).to(whole.dtype)
@@ -210,16 +213,17 @@ TokenRow = dict[str, int | str | list[int] | list[str] | list[float]]
 
 @dataclass
 class Term:
-    """One summand of the loss, not yet divided: the trainer divides by the count in the whole optimizer step."""
+    """One summand of the loss, a sum over the micro-batch. The trainer divides it by the count in the whole optimizer
+    step."""
 
     name: str
     total: Tensor
     """Sum over the micro-batch."""
     per: Literal["token", "row"]
-    """What it is an average over: target tokens (MLE) or rows (RL)."""
+    """The count that the term is divided by: target tokens (MLE) or rows (RL)."""
     weight: float = 1.0
     value: Callable[[], Tensor] | None = None
-    """Gives the sum's value where `total` does not hold it yet: its gradient waits for something, and so does this."""
+    """Returns the value of the sum, if `total` does not hold it before backward."""
 
 
 @dataclass
@@ -228,21 +232,21 @@ class StepOutput:
 
     terms: list[Term]
     metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
-    """Single numbers. Tensors stay on their device until there is something to log."""
+    """Single numbers. Tensors stay on their device until they are logged."""
     late_metrics: Callable[[], Mapping[str, float | Tensor]] | None = None
-    """Gives those that are known after backward only."""
+    """Returns the metrics that are known only after backward."""
     completions: Callable[[], list[CompletionRow]] | None = None
-    """Makes the rows of the log of samples."""
+    """Returns the rows of the log of samples."""
     tokens: Callable[[], list[TokenRow]] | None = None
-    """Makes the rows of the log of draws at masked positions."""
+    """Returns the rows of the log of drawn tokens."""
 
     def all_metrics(self) -> dict[str, float | Tensor]:
-        """All metrics, also those that are computed late. This may wait for the device."""
+        """Return all metrics, including the late ones. This may wait for the device."""
         return {**self.metrics, **(self.late_metrics() if self.late_metrics is not None else {})}
 
     def parts(self, counts: Sequence[int] | Tensor, known: bool = False) -> dict[str, Tensor]:
-        """The terms divided by the counts of the step: target tokens, rows. known: after backward, their final values
-        without gradient."""
+        """Return each term divided by its count in the step: target tokens or rows. known: the final values of late
+        terms, after backward, without gradient."""
         divisor = {"token": counts[0], "row": counts[1]}
         totals = {term.name: term.total for term in self.terms}
         if known:
@@ -250,5 +254,5 @@ class StepOutput:
         return {term.name: totals[term.name] / divisor[term.per] for term in self.terms}
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weighted sum of the parts."""
+        """Return the weighted sum of the parts."""
         return torch.stack([term.weight * parts[term.name] for term in self.terms]).sum()

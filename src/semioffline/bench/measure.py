@@ -40,14 +40,16 @@ SETTINGS: dict[str, dict[str, bool]] = {
     "compile+graphs": {"torch_compile": True, "cuda_graphs": True},
 }
 METHODS = ("trainer", "ft", "mft", "mft-2", "semi_offline", "brio", "self_critic", "avg")
-"""trainer: Transformers' own on the plain model. mft-2: M-FT with two decoder rows, as many as semi_offline has."""
+"""Methods to measure. trainer: Transformers' own trainer on the plain model. mft-2: M-FT with two decoder rows, as many
+as semi_offline has."""
 GENERATES = ("self_critic", "avg")
 PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
-"""Started by torchrun or accelerate: each has the whole batch size, and the tokens of all are counted."""
+"""The number of processes, if started by torchrun or accelerate. Each has the whole batch size, and the tokens of all
+are counted."""
 
 
 class TwoRows(BaseMethod[MFTConfig]):
-    """M-FT on two rows of each input under different masks: the decoder's work of semi_offline, without RL."""
+    """M-FT on two rows of each input under different masks. Its decoder does the work of semi_offline, without RL."""
 
     batch_on_host = True
 
@@ -60,8 +62,8 @@ class TwoRows(BaseMethod[MFTConfig]):
 
 
 class Clock(TrainerCallback):
-    """Seconds per step, over windows of several steps. The host waits for the device only at the end of a window, so
-    within it the host may be ahead, as in training."""
+    """Measures seconds per step over windows of several steps. The host waits for the device only at the end of a
+    window, so within it the host may be ahead, as in training."""
 
     def __init__(self, warmup: int, window: int, device: str) -> None:
         self.warmup, self.window, self.device = warmup, window, device
@@ -135,7 +137,7 @@ def cases(plan: BenchPlan) -> Iterator[Case]:
 
 
 def measure(plan: BenchPlan, case: Case) -> Measured:
-    """One case: a fresh model, `warmup` steps, then windows of steps."""
+    """Measure one case: build a fresh model, run `warmup` steps, then windows of steps."""
     model, method, shape = case.model, case.method, SHAPES[case.shape]
     os.environ.pop("ACCELERATE_DYNAMO_BACKEND", None)  # what torch_compile in the case before left behind
     slow = method in GENERATES
@@ -171,7 +173,7 @@ def measure(plan: BenchPlan, case: Case) -> Measured:
 
 
 def _median_metric(trainer: Trainer, name: str, warmup: int) -> float | None:
-    """The median over the steps after the warmup; None where no step has this metric."""
+    """Return the median of a metric over the steps after the warmup; None if no step has it."""
     metrics = trainer.step_metrics if isinstance(trainer, SemiOfflineTrainer) else {}
     values = as_numbers(metrics.get(name, []))[warmup:]
     return statistics.median(values) if values else None
@@ -217,7 +219,7 @@ def _our_trainer(
 
 
 def _plain_trainer(policy: Policy, texts: Texts, shape: Shape, arguments: dict[str, Any]) -> Trainer:
-    """Transformers' Trainer with the plain model: the cost of fine-tuning without this library."""
+    """Return Transformers' Trainer with the plain model, to measure fine-tuning without this library."""
     prompts, completions = texts["prompt"], texts["completion"]
     sources = policy.tokens.encode_sources(prompts, shape.source)
     targets = policy.tokens.encode_targets(completions, prompts, shape.target)
@@ -236,7 +238,7 @@ def _plain_trainer(policy: Policy, texts: Texts, shape: Shape, arguments: dict[s
 
 
 def with_ratios(rows: list[CaseResult]) -> list[CaseResult]:
-    """The rows with their seconds and memory over those of ft and of mft-2 in the same setting."""
+    """Add to each row its seconds and memory divided by those of ft and of mft-2 in the same setting."""
     known = {row.case._replace(samples=0): row.measured for row in rows if row.measured is not None}
     found = []
     for row in rows:

@@ -17,7 +17,7 @@ from semioffline.policy.policy import Policy
 
 
 class Shape(NamedTuple):
-    """Tokens of a source and of a target."""
+    """The number of tokens of a source and of a target."""
 
     source: int
     target: int
@@ -66,7 +66,7 @@ SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def words(number: int) -> list[str]:
-    """Distinct pronounceable words, short ones first."""
+    """Return distinct pronounceable words, short ones first."""
     syllables = [consonant + vowel for consonant in "bdfghjklmnprstvwz" for vowel in "aeiou"]
 
     def spell(n: int) -> str:
@@ -80,7 +80,7 @@ def words(number: int) -> list[str]:
 
 
 def build_tokenizer(size: int, is_encoder_decoder: bool) -> Any:
-    """One token a word: `size` tokens, special ones included."""
+    """Build a tokenizer of `size` tokens, special ones included, with one token for each word."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -99,7 +99,7 @@ def build_tokenizer(size: int, is_encoder_decoder: bool) -> Any:
 
 
 def build_policy(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Policy:
-    """A policy with random weights if the name is in MODELS, else a policy from a folder or the Hub."""
+    """Build a policy with random weights if the name is in MODELS; else load one from a folder or the Hub."""
     import transformers
 
     if name == "ads":
@@ -127,7 +127,7 @@ def build_policy(name: str, device: torch.device, dtype: torch.dtype = torch.flo
 
 
 class Texts:
-    """Rows of random words, a little longer than `shape`, so that cutting gives every text its exact length."""
+    """Rows of random words, slightly longer than `shape`, so that truncation gives every text its exact length."""
 
     def __init__(self, number: int, shape: Shape, vocabulary: Sequence[str], candidates: int = 0, seed: int = 0):
         rng = random.Random(seed)

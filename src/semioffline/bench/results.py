@@ -12,7 +12,7 @@ from semioffline.storage.records import Record
 
 @dataclass(frozen=True)
 class BenchPlan(Record):
-    """What is measured."""
+    """What to measure."""
 
     models: list[str]
     shapes: list[str]
@@ -29,7 +29,7 @@ class BenchPlan(Record):
     device: str = "cpu"
     dtype: str = "float32"
     arguments: dict[str, object] = field(default_factory=dict)
-    """More settings of the trainer."""
+    """Further settings of the trainer."""
 
 
 class Case(NamedTuple):
@@ -47,34 +47,34 @@ class Measured(Record):
     """The measurements of one case."""
 
     seconds: float
-    """Median of the windows, per step."""
+    """Seconds per step, the median over windows."""
     fastest: float
     slowest: float
     windows: int
     window: int
-    """Steps of a window."""
+    """Number of steps in a window."""
     processes: int
     tokens_per_second: float
     peak_mb: float | None = None
     reserved_mb: float | None = None
-    """On a CUDA device, with graphs."""
+    """Reserved memory on a CUDA device, which includes that of graphs."""
     seconds_reward: float | None = None
-    """Median time of scoring in a step; None without a reward."""
+    """Median seconds of scoring in a step; None without a reward."""
     seconds_reward_wait: float | None = None
 
 
 @dataclass(frozen=True)
 class CaseResult(Record):
-    """One case: measured, or failed with an error. In bench.json all of it is one flat object."""
+    """One case: its measurements, or its error. It is one flat object in bench.json."""
 
     case: Case
     source: int
-    """Tokens of a source."""
+    """Number of tokens of a source."""
     target: int
     measured: Measured | None = None
     error: str = ""
     ratios: dict[str, float] = field(default_factory=dict)
-    """to_ft, memory_to_ft, to_mft-2, memory_to_mft-2: seconds and memory over those of ft and mft-2."""
+    """to_ft, memory_to_ft, to_mft-2, memory_to_mft-2: seconds and memory divided by those of ft and mft-2."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Self:
@@ -92,7 +92,7 @@ class CaseResult(Record):
 
 @dataclass(frozen=True)
 class BenchResult(Record):
-    """bench.json"""
+    """The content of bench.json."""
 
     about: Provenance
     plan: BenchPlan

@@ -29,12 +29,12 @@ COMMANDS = {
     "report": "write one HTML page about runs: semioffline report RUN [RUN ...]",
     "explain": "show what each word of a text does for its reward, by trying others in its place",
     "rate": "blind human ratings of outputs: semioffline rate RUN_A RUN_B ...",
-    "recipes": "list the recipes that ship, for --config NAME",
+    "recipes": "list the recipes in the package, for --config NAME",
     "bench": "measure what a step of every method costs on this machine",
     "env": "print versions and devices",
 }
 CONTINUED = ("run", "demo", "candidates", "evaluate", "compare")
-"""Commands that continue where they were when they are repeated."""
+"""Commands that continue where they stopped when they are repeated."""
 
 
 def _be_quiet() -> None:
@@ -57,9 +57,10 @@ class _PlainFormatter(logging.Formatter):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Errors meant for the user are one line on stderr and exit code 2, and so are those of the operating system.
+    """Run a command and return its exit code. Errors for users and of the operating system are one line on stderr, with
+    exit code 2.
 
-    argv: None in a process of its own, which ends with this command.
+    argv: The words of the command line; None: those of this process, which ends with the command.
     """
     if argv is not None:
         return _guarded(argv)
@@ -128,9 +129,12 @@ def _run(argv: list[str]) -> None:
 
 
 def command(name: str) -> Callable[[list[str]], None]:
-    """The function that runs a command. The collector of cycles rests while torch and Transformers are imported: it
-    finds nothing in what they make, and takes a fifth of the time. Afterwards it passes over what was imported: each
-    full collection (Transformers' trainer makes some) would take a quarter of a second."""
+    """Return the function that runs a command.
+
+    The garbage collector is off while torch and Transformers are imported: it would find nothing, and take a fifth of
+    the time. Afterwards it skips the imported objects: each full collection (Transformers' trainer makes some) would
+    take a quarter of a second.
+    """
     module, was_enabled = f"semioffline.cli.{name}", gc.isenabled()
     is_new = module not in sys.modules
     gc.disable()
@@ -165,7 +169,7 @@ def _refuse(message: str) -> int:
 
 
 def _is_closed(stream: IO[str]) -> bool:
-    """Whether this is a pipe that is no longer read. Output that is not yet written is then dropped."""
+    """Return whether this is a pipe that nobody reads any more. Output that is not yet written is then dropped."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError):  # not a file, as in tests and notebooks
@@ -179,19 +183,19 @@ def _is_closed(stream: IO[str]) -> bool:
 
 
 _PROGRAMMING = {errno.EBADF, errno.EFAULT, errno.EINVAL, errno.ESPIPE, errno.ECHILD, errno.ENOTTY}
-"""What the operating system says where a program is wrong, not its surroundings."""
+"""Errors of the operating system that mean a bug in the program."""
 _IN_LIBRARIES = {
     "No space left on device": "No space left on device",
     "Disk quota exceeded": "Disk quota exceeded",
     "PytorchStreamWriter failed": "the file could not be written: is the disk full?",
     "unexpected pos": "the file could not be written: is the disk full?",
 }
-"""How libraries that write in C++ or Rust report a disk that is full -> what we say."""
+"""Messages of C++ and Rust libraries about a full disk -> the message to print."""
 
 
 def _system_problem(error: Exception, folder: str) -> str | None:
-    """The line for an error of the operating system: path and reason; None for any other error. folder: named where the
-    error has no path."""
+    """Return the line to print for an error of the operating system: path and reason; None for any other error. folder:
+    named if the error has no path."""
     if not isinstance(error, OSError):
         reason = next((told for part, told in _IN_LIBRARIES.items() if part in str(error)), None)
         return None if reason is None else f"cannot write in {folder}: {reason}"

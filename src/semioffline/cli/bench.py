@@ -1,4 +1,4 @@
-"""semioffline bench: what a step of every method costs on this machine."""
+"""semioffline bench: measure what a step of every method costs on this machine."""
 
 from __future__ import annotations
 

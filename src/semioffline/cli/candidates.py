@@ -1,4 +1,4 @@
-"""semioffline candidates: static targets for training, generated once."""
+"""semioffline candidates: generate static targets for training."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""python -m semioffline.cli.child COMMAND ...: a command that ends when the process that started it does.
+"""python -m semioffline.cli.child COMMAND ...: run a command that ends when the process that started it ends.
 
-That process holds the other end of the standard input. It writes nothing, and the system closes it however it ends.
+The starting process holds the other end of the standard input and writes nothing. The system closes it however that
+process ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""semioffline compare: the gain and the cost of each method on your own data."""
+"""semioffline compare: compare the gain and the cost of methods on your own data."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from semioffline.training.run_folder import open_folder, write_settings
 DEFAULTS = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "eval_on_start": True}
 DEFAULTS |= {"per_device_eval_batch_size": 100, "logging_steps": 50, "log_completions": False}
 ANYWHERE = {"use_cpu": True, "bf16": False, "fp16": False, "cuda_graphs": False}
-"""For a table of runs, which may have been made on another machine."""
+"""Flags for a table of runs that may have been made on another machine."""
 ALONE = (None, "timing")
-"""--only, where no other process may work in the folder. Else others run other methods and seeds."""
+"""Values of --only that need the folder for themselves. With other values, other processes may run other methods and
+seeds there."""
 
 
 def _defaults_of(task: Task) -> dict[str, Any]:
@@ -113,13 +114,13 @@ def _seeds(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, l
 
 
 def _steps(options: CompareOptions, by_method: dict[str, Recipe]) -> dict[str, int]:
-    """The steps of the methods whose settings give a number of steps."""
+    """Return the number of steps of the methods whose settings give one."""
     given = {method: cast(int | None, by_method[method].get("steps")) for method in options.methods}
     return {method: steps for method, steps in given.items() if steps}
 
 
 def _command_of_one(argv: list[str], jobs: int, only: str) -> list[str]:
-    """The command of one run in its own process. It uses only its share of the cores."""
+    """Return the command that makes one run in its own process, with its share of the cores."""
     own = {"reward_workers": max(0, (os.cpu_count() or 1) // jobs - 1), "disable_tqdm": True}  # it writes to a file
     return [sys.executable, "-m", "semioffline.cli.child", "compare", *as_flags(own), *argv, "--only", only]
 
@@ -144,8 +145,8 @@ def _check_only(only: str | None, seeds: dict[str, list[int]]) -> None:
 
 
 def _split_only(argv: list[str]) -> tuple[list[str], str | None]:
-    """The command of the whole comparison, and what --only says: before anything else is read, because a table needs no
-    GPU whatever the settings ask for."""
+    """Return the command without --only, and the value of --only. It is read first, because a table needs no GPU
+    whatever the settings are."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--only")
     try:

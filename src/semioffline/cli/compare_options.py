@@ -29,7 +29,7 @@ from semioffline.validation import (
 )
 
 OWN = ("seeds", "steps")
-"""What --settings may say about a method that is not one of its settings."""
+"""Names in --settings of a method that are not settings of the method."""
 METHODS = ["ft", "mft", "gold", "brio", "self_critic", "actor_critic", "avg", "semi_offline", "brio+semi_offline"]
 
 
@@ -86,7 +86,7 @@ class CompareOptions(Options):
         _check_shape(parse_settings(self.settings))
 
     def sampling(self, max_new_tokens: int) -> Decoding:
-        """The decoding settings of candidates."""
+        """Return the decoding settings of candidates."""
         return Decoding(
             do_sample=True,
             temperature=self.candidate_temperature,
@@ -102,7 +102,7 @@ TYPES = [DataOptions, ModelOptions, CompareOptions]
 def read_command(
     argv: list[str], defaults: Recipe
 ) -> tuple[DataOptions, ModelOptions, CompareOptions, MethodConfig, dict[str, Recipe]]:
-    """The options of a comparison, the settings of its M-FT stage, and each method's own settings; all checked."""
+    """Parse and check the options of a comparison, the settings of its M-FT stage, and each method's own settings."""
     data, model, options, args = parse("compare", [*TYPES, config_class("mft")], argv, defaults, unread="ignore")
     listed = _listed(argv)
     if options.start_learning_rate is None:
@@ -113,14 +113,14 @@ def read_command(
 
 
 def method_config(method: str, own: Recipe, argv: list[str], defaults: Recipe) -> MethodConfig:
-    """The config of one method: the shared settings that it reads, and its own."""
+    """Return the config of one method: the shared settings that it reads, and its own."""
     kind = config_class("mft" if method == START else method.partition("@")[0])
     flags = as_flags({name: value for name, value in own.items() if name not in OWN})
     return parse("compare", [*TYPES, kind], [*argv, *flags], defaults, unread="ignore")[3]
 
 
 def _check_read(argv: list[str], methods: list[str]) -> None:
-    """A shared setting goes to the methods that read it; one that none of them reads is rejected."""
+    """Reject a shared setting that none of the methods reads."""
     recipe, words = take_recipe(argv)
     names = {field.name for kind in TYPES for field in fields(kind)} | setting_names(config_class("mft"))
     for method in methods:
@@ -133,14 +133,14 @@ def _check_read(argv: list[str], methods: list[str]) -> None:
 
 
 def _listed(argv: list[str]) -> list[str]:
-    """The methods of the recipe, also those that --methods leaves out."""
+    """Return the methods of the recipe, also those that --methods leaves out."""
     recipe, _ = take_recipe(argv)
     listed = recipe.get("methods", METHODS) if recipe else []
     return [str(method) for method in (listed if isinstance(listed, list) else [listed])]
 
 
 def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -> dict[str, Recipe]:
-    """Each method's own settings, those of METHOD before those of METHOD@LABEL. All names are checked here.
+    """Return each method's own settings, those of METHOD before those of METHOD@LABEL. All names are checked here.
 
     listed: the recipe's methods. --methods may leave some of them out; their settings are then not used.
     """
@@ -169,7 +169,7 @@ def _by_method(options: CompareOptions, args: MethodConfig, listed: list[str]) -
 
 
 def _check_label(method: str) -> None:
-    """METHOD@LABEL is the name of a folder."""
+    """Check that METHOD@LABEL can be the name of a folder."""
     _, is_labelled, label = check_name("method", method).partition("@")
     if is_labelled and (not label or "@" in label):
         raise UserError(f"the method '{method}' must be METHOD or METHOD@LABEL, with a label that has no @ in it")
@@ -185,7 +185,7 @@ def _check_own(method: str, own: Recipe) -> None:
 
 
 def _check_shape(given: Any) -> None:
-    """Of --settings: {method: {name: value}}, with seeds and steps as they are used here."""
+    """Check that --settings has the form {method: {name: value}}, and its seeds and steps."""
     if not isinstance(given, dict) or not all(isinstance(own, dict) for own in given.values()):
         raise UserError('--settings must be a map of methods to maps of settings: {"avg": {"num_samples": 8}}')
     for method, own in given.items():

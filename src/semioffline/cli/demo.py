@@ -53,7 +53,7 @@ def run(argv: list[str]) -> None:
 
 
 def _print_check(data: DataOptions, options: JobOptions, result: JobResult, folder: Path) -> None:
-    """Print an output of both models, and how little the best single wording for all records gains."""
+    """Print an output of both models, and the gain of the best single wording for all records."""
     from semioffline.tasks.ads import best_single_wording
 
     test = data.load_task().load(data.source(options.seed), "test")
@@ -69,7 +69,7 @@ def _print_check(data: DataOptions, options: JobOptions, result: JobResult, fold
 
 
 def tiny_policy(seed: int, adapter: Any = None) -> Policy:
-    """The model of the synthetic task, with random weights."""
+    """Build the model of the synthetic task, with random weights."""
     from semioffline.tasks import ads
 
     return Policy(ads.build_model(seed), ads.build_tokenizer(), peft_config=adapter)

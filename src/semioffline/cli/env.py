@@ -1,4 +1,4 @@
-"""semioffline env: what a bug report needs."""
+"""semioffline env: print versions and devices, for a bug report."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""semioffline evaluate: decode a split and score it."""
+"""semioffline evaluate: decode a split and score the outputs."""
 
 from __future__ import annotations
 
@@ -60,19 +60,20 @@ class EvaluateOptions(Options):
     )
 
     def method_config(self, folder: Path, on_cpu: bool) -> MethodConfig:
-        """The settings for truncating and decoding texts."""
+        """Return the settings for truncating and decoding texts."""
         names = ("max_prompt_length", "max_completion_length", "truncation_side", "min_new_tokens", "num_beams")
         shared = {name: getattr(self, name) for name in (*names, "length_penalty", "no_repeat_ngram_size")}
         return MethodConfig(output_dir=str(folder), use_cpu=on_cpu, **shared)
 
 
 SETTINGS, OUTPUTS = "evaluation.json", "outputs.jsonl"
-"""What the outputs were made with, and the outputs, for an evaluation that is interrupted."""
+"""Files of an interrupted evaluation: its settings and its outputs."""
 _NOT_OUTPUTS = ("output_dir", "device", "batch_size", "cuda_graphs", "metrics", "reward_timeout", "against")
 
 
 def _checksum(model: str | None) -> dict[str, int]:
-    """The checksum of the weights in a folder, which may have been trained since. None for a model on the Hub."""
+    """Return the checksums of the weights in a folder, which may have been trained since; none for a model on the
+    Hub."""
     paths = sorted(Path(str(model)).glob("*.safetensors")) + sorted(Path(str(model)).glob("*.bin"))
     return {path.name: checksum(path) for path in paths}
 
@@ -112,7 +113,7 @@ def run(argv: list[str]) -> None:
 
 
 def _predictions_of(name: str) -> Path | None:
-    """The outputs in a run folder. None if the name is a model, which must generate them first."""
+    """Return the path of the outputs in a run folder; None if the name is a model, which must generate them first."""
     path = Path(name)
     if not path.is_dir() or (path / "config.json").exists() or (path / "adapter_config.json").exists():
         return None
@@ -122,7 +123,7 @@ def _predictions_of(name: str) -> Path | None:
 
 
 def _different_decoding(result: EvaluateResult, other: Path) -> str:
-    """A note if the other outputs were decoded with different settings."""
+    """Return a note if the other outputs were decoded with different settings."""
     if not (other / "result.json").exists():
         return ""
     known = read_json(other / "result.json").get("metrics") or {}

@@ -1,4 +1,4 @@
-"""semioffline explain: what each word of a text does for its reward."""
+"""semioffline explain: show how each word of a text changes its reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semioffline.validation import BATCH, NOT_NEGATIVE, Options, setting
 
 EMPTY = "(no text)"
 LEAST = 0.005
-"""Probability of a word that is printed."""
+"""Words with a lower probability are not printed."""
 
 
 @dataclass

@@ -1,8 +1,8 @@
-"""The help of a command: one line for each setting, in groups, made from the fields of its dataclasses.
+"""Print the help of a command: one line for each setting, in groups, made from the fields of its dataclasses.
 
-Importing these takes seconds, most of it torch and Transformers. So help.json has the settings of every command, as
-`make tables` wrote them, and a test says when it is out of date. With another version of Transformers, which has other
-settings, it is not used.
+Importing these takes seconds, most of it torch and Transformers. So `make tables` writes the settings of every command
+to help.json, and a test fails if that file is out of date. It is not used with another version of Transformers, which
+has other settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from semioffline.printing import say
 KNOWN = Path(__file__).with_name("help.json")
 WORDS = {"-h", "--help", "--help-all"}
 DEFAULT_METHOD = "semi_offline"
-"""What `train --help` is about."""
+"""The method whose settings `train --help` lists."""
 _OTHER = "Transformers' other settings"
 _FIRST = ("Data", "Model", "Reward")
 _LAST = ("Text", "Training", "Evaluation", "Log", "Speed and memory", "Advanced", _OTHER)
@@ -40,7 +40,8 @@ def wants_help(argv: list[str]) -> bool:
 
 
 def print_known_help(argv: list[str]) -> bool:
-    """Print the help that this command line asks for, if help.json has it: nothing slow is imported."""
+    """Print the help that this command line asks for, if help.json has it, without importing anything slow. Return
+    whether it did."""
     asked = argv[:1] if argv[0] != "train" else ["train", argv[1] if argv[1] not in WORDS else DEFAULT_METHOD]
     if not KNOWN.exists() or (known := json.loads(KNOWN.read_bytes()))["transformers"] != transformers_version():
         return False
@@ -59,7 +60,7 @@ def transformers_version() -> str:
 
 
 def print_help(usage: str, lines: Sequence[HelpLine], everything: bool = False) -> None:
-    """Print the settings of a command. everything: also those that are rarely needed."""
+    """Print the settings of a command. everything: include rarely needed ones."""
     groups: dict[str, list[HelpLine]] = {}
     for line in lines:
         groups.setdefault(line.group, []).append(line)
@@ -76,7 +77,7 @@ def print_help(usage: str, lines: Sequence[HelpLine], everything: bool = False) 
 
 
 def lines_of(types: Sequence[type]) -> list[HelpLine]:
-    """The settings of dataclasses."""
+    """Return one help line for each setting of these dataclasses."""
     return [
         HelpLine(_group(item), f"--{item.name}", _text(item)) for kind in types for item in fields(kind) if item.init
     ]
@@ -97,7 +98,7 @@ def _group(item: Field[Any]) -> str:
 
 
 def _text(item: Field[Any]) -> str:
-    """What a setting is, and its default."""
+    """Return the help text of a setting and its default."""
     own = item.metadata.get("help") if item.metadata.get("group") else None
     help_text = own or _transformers_help().get(item.name) or item.metadata.get("help") or ""
     default = item.default_factory() if item.default_factory is not MISSING else item.default

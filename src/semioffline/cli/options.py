@@ -1,4 +1,4 @@
-"""How command lines and recipes are read."""
+"""Parse command lines and recipes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Parser(HfArgumentParser):
 
     @staticmethod
     def _parse_dataclass_field(parser: Any, field: Any) -> None:
-        """Transformers hands all metadata of a field to argparse, which knows `help` alone. Values of a wrong type get
-        an error of this library."""
+        """Pass only `help` to argparse, because Transformers hands over all metadata of a field. Values of a wrong type
+        get an error of this library."""
         field = copy.copy(field)
         field.metadata = {"help": field.metadata.get("help")}
         before = len(parser._actions)
@@ -66,7 +66,7 @@ def parse(
     unread: Unread = "reject",
     shared_recipe: bool = False,
 ) -> tuple[Any, ...]:
-    """Flags to dataclasses. `--config recipe.yaml` gives defaults that flags override.
+    """Parse flags into dataclasses. `--config recipe.yaml` gives defaults that flags override.
 
     Args:
         unread: what to do with flags and keys that none of the dataclasses has.
@@ -106,13 +106,14 @@ def parse(
 
 
 def unread_setting(kind: str, name: str, names: Iterable[str]) -> UserError:
-    """The error for a setting that the command or its method does not read, with the nearest one that it does."""
+    """Return the error for a setting that the command or its method does not read, with the nearest one that it
+    does."""
     error, others = unknown(kind, name, names), readers(name)
     return UserError(f"{error} '{name}' is a setting of {', '.join(others)}.") if others else error
 
 
 def as_flags(settings: Mapping[str, object]) -> list[str]:
-    """Settings as the words of a command line."""
+    """Return settings as the words of a command line."""
     flags = []
     for key, value in settings.items():
         if value is None or value == [] or value == "":
@@ -133,5 +134,5 @@ def as_flags(settings: Mapping[str, object]) -> list[str]:
 
 
 def default_metrics(task: Task) -> list[str]:
-    """The metrics that a model is tested by if the user gives none."""
+    """Return the metrics of a task, for tests without --metrics."""
     return [*task.metrics, *(task.java_metrics if task.java_metrics and meteor.is_there() else ())]

@@ -1,4 +1,4 @@
-"""Makes what all runs of a comparison share: the initial M-FT checkpoint and the training rows."""
+"""Prepare what all runs of a comparison share: the initial M-FT checkpoint and the training rows."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def prepare(
     folder: Path,
     say: Callable[[str], None],
 ) -> tuple[Path, Dataset]:
-    """The M-FT model that all methods start from, and the training rows, with candidates where a method needs them.
-    first: the settings of the M-FT stage."""
+    """Return the folder of the M-FT model that all methods start from, and the training rows, with candidates if a
+    method needs them. first: the settings of the M-FT stage."""
     from semioffline.data.candidates import check_settings
     from semioffline.tasks.reading.rows import load_rows
     from semioffline.training.trainer import SemiOfflineTrainer
@@ -89,7 +89,8 @@ def prepare(
 
 
 def _is_saved(model: Path) -> bool:
-    """Whether a model was saved to its end: the tokenizer comes last, and versions before this one wrote in place."""
+    """Return whether a model was saved completely: the tokenizer is written last. Earlier versions did not write
+    atomically."""
     weights, index = list(model.glob("*.safetensors")), model / "model.safetensors.index.json"
     try:
         if index.exists():
@@ -103,8 +104,8 @@ def _is_saved(model: Path) -> bool:
 
 
 def _made_before(wanted: Recipe, data: DataOptions, options: CompareOptions, folder: Path) -> Path | None:
-    """The candidates that were made for all runs: one run by itself (--only METHOD:SEED) does not look at everything
-    again. None: it must."""
+    """Return the candidates that were made for all runs, so that one run by itself (--only METHOD:SEED) need not check
+    everything again; None if it must."""
     from semioffline.data.candidates import OUTPUT
 
     path, told = folder / "candidates" / OUTPUT, folder / "candidates" / "settings.json"
@@ -122,7 +123,7 @@ def _training_data(data: DataOptions) -> Recipe:
 
 
 def _made_with(data: DataOptions, options: CompareOptions, args: MethodConfig) -> Recipe:
-    """The settings that candidates depend on, apart from the model."""
+    """Return the settings that candidates depend on, apart from the model."""
     names = ("reward", "unseen_inputs", "num_candidates", "candidate_temperature", "candidate_rows")
     own = {"bf16": bool(args.bf16), "seed": args.seed} | {name: getattr(options, name) for name in names}
     return _training_data(data) | _lengths(args) | own
@@ -135,7 +136,7 @@ def _lengths(args: MethodConfig) -> Recipe:
 def _start_made_with(
     data: DataOptions, model: ModelOptions, options: CompareOptions, args: MethodConfig, first: partial[MethodConfig]
 ) -> Recipe:
-    """The settings of the M-FT stage alone, and how its texts are truncated."""
+    """Return the settings of the M-FT stage and of the truncation of its texts."""
     names = ("start_steps", "start_learning_rate", "unseen_inputs")
     own = {name: value for name, value in first.keywords.items() if name != "output_dir"}
     own = {name: getattr(options, name) for name in names} | own
@@ -152,13 +153,13 @@ def _noting_seconds(folder: Path, what: str) -> Iterator[None]:
 
 
 def seconds_before(folder: Path) -> dict[str, float]:
-    """Seconds that the shared stages took."""
+    """Return the seconds of each shared stage."""
     path = folder / PREPARATION
     return read_json(path) if path.exists() else {}
 
 
 def divide_inputs(rows: Dataset, number: int, seed: int) -> tuple[Dataset, Dataset]:
-    """(the rows of all other inputs, the rows of `number` inputs)"""
+    """Split rows by input. Return (the rows of all other inputs, the rows of `number` inputs)."""
     prompts = [str(prompt) for prompt in rows["prompt"]]
     inputs = list(dict.fromkeys(prompts))
     if not 0 < number < len(inputs):
@@ -210,7 +211,7 @@ def _with_candidates(
 
 
 def _with_any(rows: Dataset, say: Callable[[str], None]) -> Dataset:
-    """Only the rows that have a candidate."""
+    """Keep only the rows that have a candidate."""
     kept = rows.filter(bool, input_columns="candidates")
     if len(kept) < len(rows):
         say(f"{len(rows) - len(kept)} of {len(rows)} rows have no candidate and are left out")

@@ -1,4 +1,4 @@
-"""Ends the process of a command properly, even if the user's code exits early or leaves threads that hang."""
+"""End the process of a command properly, even if the user's code exits early or leaves threads that hang."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NoReturn
 from semioffline.printing import say
 
 PATIENCE, PATIENCE_AFTER_ERROR = 60.0, 3.0
-"""Seconds that threads have to end after the command: of a logger that uploads, for one."""
+"""Seconds that threads, such as a logger that uploads, have to end after the command."""
 _end_process = os._exit
 
 
 def count_early_end_as_error() -> None:
-    """Make os._exit(0) in a reward an error: it would look like success without a result. Forked processes may still
-    call it."""
+    """Make os._exit(0) in a reward an error, because it would look like success without a result. Forked processes may
+    still call it."""
     process = os.getpid()
 
     def leave(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""semioffline rate: blind human ratings of what runs have written."""
+"""semioffline rate: collect blind human ratings of the outputs of runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(argv: list[str]) -> None:
     [options] = parse("rate RUN [RUN ...]", [RateOptions], flags)
     if options.read:
         if folders:
-            raise UserError("--read takes rating files and no runs: key.json says which runs were rated")
+            raise UserError("--read takes rating files only, no run folders: key.json names the runs")
         return read_files([Path(name) for name in options.read], options.key)
     if not folders:
         raise UserError("no runs given: semioffline rate RUN_A RUN_B ..., or semioffline rate --read FILES")
@@ -81,7 +81,7 @@ def _read_key(path: Path) -> Key:
 
 
 def _with_parents(folder: str) -> list[Path]:
-    """The folder of a run, and the folders above it that may belong to a command with several runs."""
+    """Return the folder of a run, and the folders above it that may belong to a command with several runs."""
     path = Path(folder)
     return [path, path.parent, path.parent.parent]
 

@@ -1,6 +1,6 @@
-"""Recipes: settings in a YAML file, which may be someone else's, or one of those that ship with the library, by name.
+"""Read recipes: settings in a YAML file, given by its path or by the name of a recipe in the package.
 
-Read before torch is loaded, which takes seconds. `semioffline recipes` lists those that ship.
+A recipe is read before torch is loaded, which takes seconds. `semioffline recipes` lists the recipes in the package.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Recipe = dict[str, object]
 """Settings by name, as YAML has them."""
 SHIPPED = Path(__file__).parents[1] / "recipes"
 LARGEST = 100_000
-"""Bytes of a recipe."""
+"""Maximum size of a recipe in bytes."""
 CODE = ("reward", "metrics", "eval_metrics", "mask_where")
 """Settings that may name Python code to run: file.py:function or module:function (mask_where: only the former)."""
 NOT_CODE = (*FAMILIES, "length_penalty")
 
 
 def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
-    """The settings of `--config recipe.yaml`, and the other words of the command line."""
+    """Return the settings of `--config recipe.yaml`, and the other words of the command line."""
     with told_in_one_line(ValueError, before="the command line: "):
         check_settings(argv)
     argv = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
@@ -40,12 +40,12 @@ def take_recipe(argv: list[str]) -> tuple[Recipe, list[str]]:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that ship with the library."""
+    """Return the names of the recipes in the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
 def find_recipe(given: str) -> Path:
-    """The file that `--config` names: a path, or the name of a recipe that ships. If both exist, the path."""
+    """Return the file that `--config` names: a path, or the name of a recipe in the package. A path has precedence."""
     path = Path(given)
     if os.path.lexists(path):  # also what cannot be opened: reading it says why
         return path
@@ -53,12 +53,12 @@ def find_recipe(given: str) -> Path:
         return SHIPPED / f"{given}.yaml"
     if path.name == given and not path.suffix:
         raise unknown("recipe", given, recipe_names())
-    shipped = f": the recipe that ships is --config {path.stem}" if path.stem in recipe_names() else ""
+    shipped = f": the recipe in the package is --config {path.stem}" if path.stem in recipe_names() else ""
     raise UserError(f"cannot read the recipe {given}: No such file or directory{shipped}")
 
 
 def run(argv: list[str]) -> None:
-    """List the recipes that ship, each with the first line of its file."""
+    """Print the recipes in the package, each with the first line of its file."""
     if argv and argv[0] not in ("-h", "--help"):
         raise UserError(f"semioffline recipes takes no options, but got '{argv[0]}'")
     say("usage: semioffline COMMAND --config NAME [--setting value ...]\n")
@@ -70,7 +70,7 @@ def run(argv: list[str]) -> None:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The settings of a recipe. Python files in it are relative to its folder."""
+    """Return the settings in a recipe file. Paths of Python files are relative to its folder."""
     try:
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
@@ -91,7 +91,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def announce_code(recipe: Recipe, words: list[str]) -> None:
-    """Say on stderr which Python code a recipe names, before it runs. words: the rest of the command line."""
+    """Print to stderr which Python code a recipe names, before it runs. words: the rest of the command line."""
     given = {word.split("=")[0].lstrip("-") for word in words if word.startswith("--")}
     for code in dict.fromkeys(_code_in({key: value for key, value in recipe.items() if key not in given})):
         place, _, name = code.rpartition(":")
@@ -100,7 +100,7 @@ def announce_code(recipe: Recipe, words: list[str]) -> None:
 
 
 def _resolved(recipe: Recipe, folder: Path) -> Recipe:
-    """The settings, with the paths of Python files relative to `folder`."""
+    """Return the settings, with the paths of Python files relative to `folder`."""
     found: Recipe = {}
     for key, value in recipe.items():
         if isinstance(value, dict):
@@ -113,7 +113,7 @@ def _resolved(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _code_in(recipe: Recipe) -> list[str]:
-    """Every value of the form file.py:function or module:function."""
+    """Return every value of the form file.py:function or module:function."""
     found: list[str] = []
     for key, value in recipe.items():
         if isinstance(value, dict):

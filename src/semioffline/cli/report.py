@@ -1,4 +1,4 @@
-"""semioffline report: one HTML page about runs."""
+"""semioffline report: write one HTML page about runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(argv: list[str]) -> None:
 
 
 def leading_folders(argv: list[str]) -> tuple[list[Path], list[str]]:
-    """The words before the first flag, and the flags."""
+    """Split a command line into the folders before the first flag, and the flags."""
     words = [] if wants_help(argv) else list(takewhile(lambda word: not word.startswith("-"), argv))
     for word in words:
         if "://" in word:

@@ -1,4 +1,4 @@
-"""What commands write to the result.json of a run folder."""
+"""Results that commands write to the result.json of a run folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from semioffline.storage.records import Record
 
 @dataclass(frozen=True)
 class EvaluateResult(Record):
-    """What `evaluate` writes."""
+    """The result.json of `evaluate`."""
 
     split: str
     seconds: float
     metrics: dict[str, MetricResult]
     truncation: str
     against: dict[str, dict[str, Difference]] = field(default_factory=dict)
-    """run folder or model -> metric -> how much better than its outputs, over the same inputs"""
+    """run folder or model -> metric -> difference from its outputs, over the same inputs"""

@@ -1,4 +1,4 @@
-"""semioffline run: the whole job, from data, a model and a reward to a better model and one table."""
+"""semioffline run: the whole job, from data, a model and a reward to a trained model and one table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(argv: list[str]) -> None:
 def parse_job(
     command: str, argv: list[str], defaults: Recipe | None = None
 ) -> tuple[DataOptions, ModelOptions, JobOptions]:
-    """The task's settings are defaults; the recipe and the flags override them."""
+    """Parse the options of a job. A task's settings are the defaults; the recipe and the flags override them."""
     given = defaults or {}
     task = parse(command, TYPES, argv, given)[0].load_task()
     data, model, options = parse(command, TYPES, argv, given | task_defaults(task) | given)

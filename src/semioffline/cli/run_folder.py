@@ -1,4 +1,4 @@
-"""Prints results of commands, and shows a command line without private paths."""
+"""Print results of commands, and command lines without private paths."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from semioffline.printing import show_table
 from semioffline.training.run_folder import versions
 
 _INSIDE = ("model", "start", "candidates", "candidates.jsonl")
-"""Names inside a run folder: they say nothing without the folder's own."""
+"""Names inside a run folder. They are shown together with the folder's own name."""
 
 
 def shown_command(command: str, argv: list[str]) -> str:
-    """A command line to print where others read it: folders of this machine by their last name only."""
+    """Return a command line for others to read: folders are shortened to their last name."""
     threads = os.environ.get("OMP_NUM_THREADS")
     words, flag = [], ""
     for word in (part for given in argv for part in (given.split("=", 1) if given.startswith("--") else [given])):
@@ -37,7 +37,7 @@ def _last_name(path: Path, before: str) -> str:
 
 
 def about(command: str, argv: list[str]) -> Provenance:
-    """How a result was made, for a file that others read."""
+    """Return the command, commit and versions behind a result."""
     return Provenance(shown_command(command, argv), commit(), versions(system=False))
 
 
@@ -56,8 +56,8 @@ def print_changes(
 
 
 def print_metrics(title: str, metrics: Mapping[str, MetricResult]) -> None:
-    """One line a metric: mean over inputs (or value over the whole set) and 95 % interval, on the scale of
-    `evaluation.scale`. Signatures: result.json."""
+    """Print one line per metric: mean over inputs (or value over the whole set) and 95 % interval, on the scale of
+    `evaluation.scale`. Signatures are in result.json."""
     rows = []
     for name, metric in metrics.items():
         value, low, high = (shown_value(name, number) for number in (metric.mean, metric.low, metric.high))

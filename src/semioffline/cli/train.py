@@ -1,4 +1,4 @@
-"""semioffline train METHOD: one stage of training, from a model and data to a run folder."""
+"""semioffline train METHOD: run one training stage, from a model and data to a run folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def run(argv: list[str]) -> None:
 
 
 def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOptions, TrainOptions, MethodConfig]:
-    """The task's settings are defaults; the recipe and the flags override them."""
+    """Parse the options of a training stage. A task's settings are the defaults; the recipe and the flags override
+    them."""
     types = [DataOptions, ModelOptions, TrainOptions, config_class(method)]
     command = f"train {method}"
     named = method if wants_help(argv) else take_recipe(argv)[0].get("method", method)
@@ -77,7 +78,7 @@ def parse_training(method: str, argv: list[str]) -> tuple[DataOptions, ModelOpti
 
 
 def _check_same_run(folder: Path, now: Recipe, names: set[str]) -> None:
-    """Refuse to resume a run with other settings. Its length, evaluation and hardware may change."""
+    """Reject resuming a run with different settings. Its length, evaluation and hardware may change."""
     path = folder / "config.yaml"
     with told_in_one_line(ValueError, before=f"{path} is not YAML: "):
         before = parse_yaml(read_content(path)) if path.exists() else None
@@ -105,8 +106,8 @@ def train(
     folder: Path,
     made: Provenance | None = None,
 ) -> None:
-    """Train, save folder/model, print what the trainer has written to result.json, and write report.html. made: how,
-    for the report."""
+    """Train, save folder/model, print the result, and write report.html. made: the command and versions, for the
+    report."""
     if options.resume:
         names = defining_settings(DataOptions, TrainOptions, type(args)) | {"model", "dtype", "method"}
         _check_same_run(folder, settings_of(data, model, options, args), names)

@@ -1,8 +1,7 @@
-"""Generation at the speed of the device: a token's step is recorded once for each batch of texts and then replayed.
+"""Fast generation with CUDA graphs: the step of one token is captured once for each batch of texts and then replayed.
 
 Decoding one token takes hundreds of small kernels, and the host needs many times as long to launch them as the device
-to run them. With a cache that has its full size from the start and counts its tokens on the device, each step launches
-what the one before launched.
+to run them. With a cache of full size that counts its tokens on the device, every step launches the same kernels.
 """
 
 from __future__ import annotations
@@ -24,27 +23,28 @@ from semioffline.cuda.trunk import is_plain, uncached_casts
 from semioffline.errors import UserError
 
 PLAIN = 2
-"""Steps of one token that run as they are, which loads the kernels; recording must not."""
+"""Steps that run without a graph first, because they load kernels, which must not happen during capture."""
 LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers whose state is keys and values."""
+"""Types of layers whose state is keys and values."""
 
 Recorder = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
 def can_replay(model: Any) -> bool:
-    """Whether the model's steps are alike with a static cache: transformers says so of those that compile whole."""
+    """Return whether all decoding steps of the model are alike with a static cache. Transformers says so of models that
+    compile as a whole."""
     kinds = set(getattr(_config(model), "layer_types", None) or LAYERS)
     return bool(getattr(model, "_can_compile_fullgraph", False)) and kinds <= LAYERS
 
 
 def _config(model: Any) -> Any:
-    """Of the decoder."""
+    """Return the config of the decoder."""
     return model.get_decoder().config.get_text_config(decoder=True)
 
 
 class _Cache(Cache):
-    """Keys and values of every token in every layer: if a layer attends only to the last ones, its mask does that. They
-    have one type: under autocast, rotated keys come in float32, values in half precision."""
+    """Keys and values of every token in every layer. If a layer attends only to the last tokens, its mask does that.
+    Keys and values get one type: under autocast, rotated keys come in float32 and values in half precision."""
 
     def __init__(self, model: Any, length: int):
         super().__init__(layers=[StaticLayer(length) for _ in range(_config(model).num_hidden_layers)])
@@ -54,7 +54,8 @@ class _Cache(Cache):
 
 
 def static_cache(model: Any, keep: Tensor, max_new_tokens: int) -> dict[str, Any]:
-    """What `generate` needs so that all its steps are alike. keep: which tokens of the sources are no padding."""
+    """Return the arguments of `generate` with which all its steps are alike. keep: True at source tokens that are not
+    padding."""
     rows, length = keep.shape
     settings = {"disable_compile": True, "cache_implementation": None}
     if not model.config.is_encoder_decoder:
@@ -69,8 +70,8 @@ def static_cache(model: Any, keep: Tensor, max_new_tokens: int) -> dict[str, Any
 def replayed_steps(
     decoder: nn.Module, as_mask: Callable[[Tensor], Tensor], record: Recorder | None = None
 ) -> Iterator[None]:
-    """While one batch of texts is generated with a static cache. as_mask: True = attend -> what the model's attention
-    takes."""
+    """Replay decoding steps inside the block, for one batch of texts with a static cache. as_mask: converts a boolean
+    mask (True = attend) to the one that the model takes."""
     device = next(decoder.parameters()).device
     steps = ReplayedSteps(decoder, as_mask, record or partial(_record, device))
     with replaced(decoder, "forward", steps), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -92,7 +93,7 @@ class ReplayedSteps:
         self._steps = 0
         self._source_mask: Tensor | None = None
         self._before: dict[str, Tensor] = {}
-        """What the step before was given."""
+        """The arguments of the previous step."""
         self._places: dict[str, Tensor] = {}
         """The tensors that the captured step reads."""
         self._replay: Callable[[], Any] | None = None
@@ -111,8 +112,8 @@ class ReplayedSteps:
         return self._replay()
 
     def _with_source_mask(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The mask of the source as attention takes it: from another one transformers makes it in every step, except
-        where nothing is padded, but always while recording, with kernels that never ran before."""
+        """Add the source mask in the form that attention takes. From another form, Transformers would make a new one in
+        every step."""
         given = kwargs.get("encoder_attention_mask")
         if given is None or given.ndim != 2:
             return kwargs
@@ -121,7 +122,7 @@ class ReplayedSteps:
         return kwargs | {"encoder_attention_mask": self._source_mask}
 
     def _recorded(self, tensors: dict[str, Tensor], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """The tensors that are the same in every step (the encoder's states) keep their addresses."""
+        """Capture the step. Tensors that are the same in every step (the encoder's states) keep their addresses."""
         same = {name for name, tensor in tensors.items() if self._before.get(name) is tensor}
         self._places = {name: tensor if name in same else tensor.clone() for name, tensor in tensors.items()}
         kwargs = _replaced(kwargs, self._places)
@@ -138,7 +139,7 @@ class ReplayedSteps:
 
 
 def _tensors(kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """Models with several kinds of layers are given a mask for each, in a dict."""
+    """Return all tensors among the arguments. Models with several kinds of layers get a dict with a mask for each."""
     found = {}
     for name, value in kwargs.items():
         each = value if isinstance(value, dict) else {"": value}
@@ -154,7 +155,7 @@ def _tensors(kwargs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _replaced(kwargs: dict[str, Any], places: dict[str, Tensor]) -> dict[str, Any]:
-    """The arguments, with the tensors that a captured step reads."""
+    """Return the arguments with the tensors that the captured step reads."""
     return {
         name: {key: places.get(f"{name}/{key}", part) for key, part in value.items()}
         if isinstance(value, dict)

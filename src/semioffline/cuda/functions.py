@@ -1,4 +1,4 @@
-"""CUDA graphs of functions of tensors without gradient, such as scoring; and the number of captured graphs."""
+"""CUDA graphs of functions of tensors without gradient, such as scoring. Also counts captured graphs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _recorded = 0
 
 
 def recordings() -> int:
-    """The number of graphs of training steps that this process has captured. Graphs of decoding do not count."""
+    """Return the number of graphs of training steps that this process has captured, without those of decoding."""
     return _recorded
 
 
@@ -25,14 +25,14 @@ def count_recording() -> None:
 
 
 def put(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
-    """Copy values to the tensors that a captured graph reads."""
+    """Copy values into the tensors that a captured graph reads."""
     for place, tensor in zip(places, tensors, strict=True):
         if place.data_ptr() != tensor.data_ptr():
             place.copy_(tensor)
 
 
 def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], Tensor]:
-    """Capture a function of tensors without gradient. Replayed, it reads `inputs` and writes what it returned."""
+    """Capture a function of tensors without gradient. On replay it reads `inputs` and writes its result in place."""
     with torch.no_grad():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -44,9 +44,10 @@ def record_function(function: Callable[..., Tensor], inputs: list[Tensor]) -> Ca
 
 
 def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[], Any]:
-    """Capture the kernels of a call on tensors whose addresses do not change. Its kernels must have run before.
+    """Capture the kernels of a call on tensors with fixed addresses. Its kernels must have run before.
 
-    alone: with memory of its own, which is given back with the graph."""
+    alone: with memory of its own, which is given back with the graph.
+    """
     graph = torch.cuda.CUDAGraph()
     pool = None
     if not alone:
@@ -64,8 +65,9 @@ def record_call(function: Callable[[], Any], alone: bool = False) -> Callable[[]
 
 @cache
 def shared_memory(device: int) -> tuple[Any, Any]:
-    """Memory of the functions without gradient: one replays after the other, and what they return is copied. And a
-    graph that holds it: memory that no graph holds cannot be captured into again."""
+    """Return the memory pool that all captured functions share, and a graph that keeps it alive: without a graph that
+    holds it, a pool cannot be used for capture again. Sharing works because functions replay one after the other and
+    their results are copied."""
     pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     place = torch.zeros(1, device=f"cuda:{device}").add_(1)  # the kernel has run before it is recorded
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -74,7 +76,8 @@ def shared_memory(device: int) -> tuple[Any, Any]:
 
 
 class Replayed:
-    """A function of tensors without gradient as graphs, one for each shape of its inputs, at most MOST_FUNCTIONS."""
+    """A function of tensors without gradient, captured as one graph for each shape of its inputs, at most
+    MOST_FUNCTIONS."""
 
     def __init__(self, function: Callable[..., Tensor], record: Callable[..., Callable[[], Tensor]] = record_function):
         self.function = function

@@ -1,4 +1,4 @@
-"""Attributes of objects that belong to PyTorch or Transformers, replaced for a time."""
+"""Temporarily replace attributes of objects that belong to PyTorch or Transformers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,8 @@
-"""A faster trunk: compiled layers, and CUDA graphs, in which a step of many small kernels is launched as one.
+"""Compile the layers of encoder and decoder, and run them as CUDA graphs.
 
-At small batches a large model's step takes as long as the host needs to launch its kernels, whatever their size. A
-graph is recorded once for each shape of the inputs and then replayed, forward and backward. Everything around it (the
-head at the wanted positions, draws, losses, the optimizer) runs as it does otherwise.
+With small batches, a step of a large model takes as long as the host needs to launch its kernels. A graph is captured
+once for each shape of the inputs and then replayed, forward and backward. Everything around it (the head at the wanted
+positions, draws, losses, the optimizer) runs as usual.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from semioffline.errors import UserError
 
 logger = logging.getLogger(__name__)
 MOST = 12
-"""Shapes recorded for each module and turn. A graph holds on to the memory of its outputs and gradients."""
+"""Maximum number of shapes captured for each module and turn. A graph keeps the memory of its outputs and gradients."""
 TURNS = 2
-"""Passes of one step that may wait for their backward, each with memory of its own: `one+another` has two."""
+"""Maximum number of passes of one step that may wait for their backward, each with its own memory. `one+another` has
+two."""
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a captured graph may treat this value as a constant."""
+    """Return whether a captured graph may treat this value as a constant."""
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def uncached_casts(device: str) -> torch.autocast:
-    """The present autocast, but without its cache of weights: a weight that is cast during capture has no value yet."""
+    """Return the present autocast context without its cache of weights: a weight that is cast during capture has no
+    value yet."""
     half = torch.is_autocast_enabled(device)
     return torch.autocast(device, torch.get_autocast_dtype(device), enabled=half, cache_enabled=False)
 
@@ -50,7 +52,7 @@ def refuse_adapter(model: Any) -> None:
 
 
 class _Body(nn.Module):
-    """A module's forward as a function of tensors only, which capturing needs."""
+    """The forward pass of a module as a function of tensors only, as capturing requires."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any], names: list[str], rest: dict[str, Any]):
         super().__init__()
@@ -73,20 +75,21 @@ class Recording(NamedTuple):
     inputs: list[Tensor]
     output: Tensor
     gradient: Tensor
-    """Of the output."""
+    """Gradient of the output."""
     input_gradients: list[Tensor | None]
     weights: list[tuple[nn.Parameter, Tensor]]
     """Parameters and their gradients."""
     anchor: Tensor | None
-    """Has a gradient, so that what comes out of the module has one; None where nothing in it has one."""
+    """A tensor that requires gradient, so that the output of the module does too; None if nothing in the module is
+    trained."""
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return _Replay.apply(self, self.anchor, *tensors)
 
 
 class _Replay(torch.autograd.Function):
-    """The parameters do not go through autograd, which would take as long as a small model's pass: their gradients are
-    put in place here."""
+    """Replays a graph as an autograd function. Parameters do not go through autograd, which would take as long as the
+    pass of a small model: their gradients are set here."""
 
     @staticmethod
     def forward(ctx: Any, recording: Recording, anchor: Tensor | None, *tensors: Tensor) -> Tensor:
@@ -115,7 +118,7 @@ class _Key(NamedTuple):
     shapes: tuple[Any, ...]
     rest: tuple[Any, ...]
     around: tuple[Any, ...]
-    """Autocast, and which parameters are trained."""
+    """The autocast state, and which parameters are trained."""
 
 
 class _Graph(NamedTuple):
@@ -130,8 +133,8 @@ def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def record(body: _Body, tensors: list[Tensor], pool: Any) -> Recording:
-    """Capture forward and backward for inputs of these shapes. pool: memory, which all graphs of a module and turn
-    share."""
+    """Capture forward and backward for inputs of these shapes. pool: the memory pool that all graphs of a module and
+    turn share."""
     gc.collect()  # what an earlier step left of its autograd graph would be met in the recorded one
     inputs = _copies(tensors)
     parameters = [parameter for parameter in body.parameters() if parameter.requires_grad]
@@ -174,7 +177,7 @@ def recorded(
     parameters: list[nn.Parameter],
     found: Sequence[Tensor | None],
 ) -> Recording:
-    """found: gradients, first those of the inputs that have one, then those of the parameters."""
+    """Make a Recording. found: the gradients, first of the inputs that have one, then of the parameters."""
     each = iter(found)
     of_inputs = [next(each) if tensor.requires_grad else None for tensor in inputs]
     weights = [(parameter, own) for parameter, own in zip(parameters, each, strict=True) if own is not None]
@@ -183,13 +186,14 @@ def recorded(
 
 
 class GraphedForward:
-    """Replaces a module's `forward`. Runs the plain one where no graph can serve: without gradient, with arguments that
-    are neither tensors nor plain values, while `blocked`, while TURNS graphs wait for their backward, and after MOST
-    shapes.
+    """Replaces the `forward` of a module by replayed CUDA graphs.
 
-    The graphs of all shapes share their memory: one step needs one of them, from its forward to its backward. A pass
-    beside one that waits has its turn in other memory. It is recorded at the next step: what autograd knows of the
-    step that is under way, such as the use of a head's weight, would be met in the recording.
+    The plain forward runs where no graph can be used: without gradient, with arguments that are neither tensors nor
+    plain values, while `blocked`, while TURNS graphs wait for their backward, and after MOST shapes.
+
+    The graphs of all shapes share their memory, because one step needs one of them, from its forward to its backward. A
+    second pass before that backward uses the memory of another turn. Its graph is captured in the next step: a capture
+    in the middle of a step would include the autograd state of that step.
     """
 
     def __init__(
@@ -200,7 +204,8 @@ class GraphedForward:
         blocked: Callable[[], bool] = bool,
         record: Callable[[_Body, list[Tensor], Any], Recording] = record,
     ):
-        """run: the function to call instead of the module's own forward; extra: gives further tensors to pass to it."""
+        """run: the function to call instead of the module's own forward. extra: returns further tensors to pass to
+        it."""
         self.module = module
         self.extra, self.blocked = extra, blocked
         self.plain = run or module.forward
@@ -215,7 +220,7 @@ class GraphedForward:
             torch.cuda.graph_pool_handle() if torch.cuda.is_available() else turn for turn in range(TURNS)
         ]
         self._later: dict[_Key, tuple[_Body, list[Tensor]]] = {}
-        """Inputs that wait to be captured."""
+        """Inputs whose graph is captured later."""
         self.busy: set[int] = set()
         """Turns between forward and backward: their activations must not be overwritten."""
 
@@ -252,7 +257,7 @@ class GraphedForward:
         self.busy.discard(turn)
 
     def _find(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> _Key | None:
-        """The graph for these inputs, captured here if necessary."""
+        """Return the key of the graph for these inputs, which is captured here if necessary; None if there is none."""
         turn = next((turn for turn in range(TURNS) if turn not in self.busy), None)
         if turn is None:
             return None
@@ -289,21 +294,22 @@ class GraphedForward:
 
 
 class Trunk:
-    """The decoder and encoder of a policy, and how they run: plainly, with compiled layers, or as CUDA graphs.
+    """The decoder and encoder of a policy, run plainly, with compiled layers, or as CUDA graphs.
 
-    The policy reads here what compiled code and graphs need of its inputs, and marks what a graph cannot see.
+    The policy reads here which form of inputs compiled code and graphs need, and reports here what a graph cannot see.
     """
 
     def __init__(self, stacks: list[Any]):
         self.stacks = stacks
-        """The decoder, and the encoder where there is one."""
+        """The decoder, and the encoder if there is one."""
         self.pad_multiple = 1
-        """Sources and rows are padded to a multiple of this, so that compiled code and graphs meet few shapes."""
+        """Sources and rows are padded to a multiple of this, so that compiled code and graphs see few shapes."""
         self.always_masked = False
-        """Give the model every mask, also where it could do without: it must not choose while a graph is captured."""
+        """Whether the model always gets a mask, even if it could do without: it must not decide while a graph is
+        captured."""
         self.layers_are_compiled = False
         self.positions: Tensor | None = None
-        """Of the decoder's tokens, where several rows are in one sequence."""
+        """Positions of the decoder's tokens, if several rows are in one sequence."""
         self._blocked = False
         self._replaced = ExitStack()
 
@@ -318,9 +324,9 @@ class Trunk:
         self.always_masked = True
 
     def compile_layers(self, **options: Any) -> None:
-        """torch.compile the layers, each by itself: they are alike, so one or two compilations serve all.
+        """Compile each layer by itself with torch.compile. The layers are alike, so one or two compilations serve all.
 
-        What is around them (how rows are laid out, the positions that are wanted) changes with every batch.
+        The code around them (the layout of rows, the wanted positions) changes with every batch.
         """
         self.layers_are_compiled = True
         for stack in self.stacks:

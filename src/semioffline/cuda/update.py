@@ -1,4 +1,5 @@
-"""Clipping and the optimizer as CUDA graphs. Next to a captured trunk (`trunk`) they are most of the host's work."""
+"""Run gradient clipping and the optimizer as CUDA graphs. Next to a captured trunk (`trunk`) they are most of the
+host's work."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from semioffline.cuda.functions import record_call
 from semioffline.cuda.trunk import MOST, Trunk
 
 MOST_UPDATES = 2 * MOST
-"""Sets of addresses that clipping, or the optimizer, is recorded for."""
+"""Maximum number of sets of addresses for which clipping, or the optimizer, is captured."""
 
 
 class ReplayedUpdate:
-    """What reads or changes gradients in place, as graphs: one for each set of addresses that they are found at. There
-    are few, because captured passes of one shape always put their gradients at the same addresses."""
+    """Captures a function that reads or changes gradients in place, as one graph for each set of addresses of the
+    gradients. There are few sets, because captured passes of one shape always put their gradients at the same
+    addresses."""
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class ReplayedUpdate:
         self._known.clear()
 
     def __call__(self, *settings: Any) -> Any:
-        """settings: further values that a captured graph depends on."""
+        """Run the function, replayed if possible. settings: further values that a captured graph depends on."""
         key = (*settings, *(0 if p.grad is None else p.grad.data_ptr() for p in self.parameters))
         if key not in self._known:
             if len(self._known) >= MOST_UPDATES:  # something that was seen once makes room
@@ -52,7 +54,7 @@ class ReplayedUpdate:
 
 
 class Updates:
-    """Clipping and the step of a fused AdamW, replayed."""
+    """Gradient clipping and the step of a fused AdamW, replayed as graphs."""
 
     def __init__(self, trunk: Trunk, optimizer: torch.optim.Optimizer, **options: Any):
         self.trunk, self.optimizer, self._options = trunk, optimizer, options
@@ -66,7 +68,7 @@ class Updates:
         optimizer.register_load_state_dict_post_hook(lambda optimizer: self._step.forget())  # it has other moments now
 
     def clip(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Tensor:
-        """As torch.nn.utils.clip_grad_norm_, whose parameters are known here."""
+        """Clip gradients as torch.nn.utils.clip_grad_norm_ does."""
         self._settle()
         if (max_norm, norm_type) not in self._clips:
             clip = partial(nn.utils.clip_grad_norm_, self.parameters, max_norm, norm_type)
@@ -98,8 +100,7 @@ class Updates:
                 group["lr"], group["capturable"] = rate, capturable
 
     def _settle(self) -> None:
-        """Gradients that no captured pass has made, such as those of an untied head, are also moved to fixed
-        addresses."""
+        """Move gradients that no captured pass has made, such as those of an untied head, to fixed addresses."""
         recorded = [graphed.weights for graphed in self.trunk.graphed]
         if sum(map(len, recorded)) != self._recorded:
             self._recorded = sum(map(len, recorded))

@@ -1,4 +1,5 @@
-"""Static targets: N candidates for each input, generated, scored and sorted. Resumable: nothing is lost or repeated."""
+"""Generate static targets: N candidates for each input, scored and sorted. An interrupted run continues without losing
+or repeating work."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from semioffline.storage.files import make_folder, read_json, write_atomically
 
 OUTPUT = "candidates.jsonl"
 DIGEST = "digest"
-"""The name under which the settings hold the digest of the rows."""
+"""The key of the digest of the rows in the settings file."""
 
 
 class Candidates(TypedDict):
@@ -50,10 +51,10 @@ def write_candidates(
 
     `rows` are those of `examples` as they are stored, so that the new file is read with the same settings as the old.
 
-    The work is cut into shards. A shard is written aside and renamed when it is complete, so a run that was killed goes
-    on with the first missing shard. Draws are keyed by the example: a shard comes out the same whether or not the run
-    was interrupted. `settings` says what the shards were made with, and a digest of what the rows say is noted beside
-    them; others are refused once there is a shard. Only the batch size may change, for one that was too large.
+    The work is divided into shards. A shard is renamed when it is complete, so a killed run continues with the first
+    missing shard. Random numbers depend on the example: a shard is the same with and without an interruption.
+    `settings` and a digest of the rows are stored next to the shards; with others, the folder is rejected. Only the
+    batch size may change, because one may have been too large.
     """
     folder = Path(folder)
     shards = folder / "shards"
@@ -116,7 +117,7 @@ def _make(
     seed: int,
     progress: _Progress,
 ) -> dict[int, Candidates]:
-    """row number -> its candidates"""
+    """Generate and score candidates. Return a map from row number to its candidates."""
     collate, many = Collator(policy.tokens.pad_id), decoding.num_return_sequences
     made: dict[int, Candidates] = {}
     chosen = sorted(chosen, key=lambda n: -len(examples[n].source.ids))  # little padding
@@ -140,13 +141,14 @@ def _make(
 
 
 def digest_rows(examples: Examples) -> str:
-    """Of what the rows say, in their order: all that candidates and their rewards are made from. Of a value that is
-    neither text nor number its type alone counts, because how it prints may change from one process to the next."""
+    """Return a digest of the content of rows, in their order: everything that candidates and rewards depend on. Values
+    that are neither text nor number count with their type alone, because their printed form may change from one process
+    to the next."""
     return digest_columns(example.columns for example in examples.examples)
 
 
 def digest_columns(rows: Iterable[Mapping[str, object]]) -> str:
-    """The same of rows as columns."""
+    """Return the digest of rows given as columns."""
     encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode
     digest = hashlib.blake2b(digest_size=16)
     for columns in rows:
@@ -155,8 +157,8 @@ def digest_columns(rows: Iterable[Mapping[str, object]]) -> str:
 
 
 def check_settings(path: Path, settings: Mapping[str, object], what: str, begun: bool = True) -> None:
-    """Reject a folder whose content was made with other settings; note them in a new one, and in one where nothing was
-    made yet (begun=False), whatever an attempt that failed has noted there."""
+    """Reject a folder whose content was made with other settings. Store the settings in a new folder, and in one where
+    nothing was made yet (begun=False)."""
     if path.exists() and begun:
         before = read_json(path)
         told = changes(before, settings, (settings.keys() | before.keys()) - {DIGEST})

@@ -1,4 +1,4 @@
-"""Conversations to the texts that a model reads."""
+"""Convert conversations to the texts that a model reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from semioffline.policy.policy import Policy
 
 
 def messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[str, list]:
-    """Conversational rows as texts: prompts as the model reads them, completions as the assistant's words.
+    """Convert conversational rows to texts: prompts as the model reads them, completions as the assistant's words.
 
-    What rewards and the log see as the prompt is that text, role marks and all; the messages are in a column of their
-    own, `messages`.
+    Rewards and the log see this text as the prompt, role marks included. The messages are in a separate column,
+    `messages`.
     """
     said = [value if isinstance(value, str) else value[0]["content"] for value in rows["completion"]]
     rows = rows | {"completion": said}
@@ -27,7 +27,7 @@ def messages_to_text(rows: dict[str, list], start: int, policy: Policy) -> dict[
 
 
 def _chat_text(messages: Sequence[Mapping[str, object]], row: int, policy: Policy) -> str:
-    """A conversation formatted by the tokenizer's chat template, up to the beginning of the assistant's answer."""
+    """Format a conversation with the tokenizer's chat template, up to the beginning of the assistant's answer."""
     from jinja2 import TemplateError
 
     tokenizer: Any = policy.tokens.tokenizer

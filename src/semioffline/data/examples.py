@@ -1,4 +1,4 @@
-"""Tokenises columns and makes batches."""
+"""Tokenise columns and make batches."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from semioffline.tasks.reading.rows import LISTS, lists_problem
 logger = logging.getLogger(__name__)
 STATIC_TARGETS = ("ground_truth", "worst", "best", "random")
 SORTED_TOGETHER = 50
-"""Batches that are taken from one sorted part of the data: more of them leave less padding, and less chance."""
+"""Batches per length-sorted chunk. Larger: less padding, less shuffling."""
 _OURS = ("prompt", "completion", "references", "candidates", "candidate_rewards")
 
 
 @dataclass
 class Tokens:
-    """One tokenised text, small in memory."""
+    """One tokenised text, stored compactly."""
 
     ids: np.ndarray
     words: np.ndarray
@@ -50,9 +50,9 @@ class Example:
     source: Tokens
     target: Tokens
     static: list[Tokens]
-    """The static target; more than one when a step chooses among the candidates."""
+    """The static target; several if a step chooses among the candidates."""
     columns: dict[str, object]
-    """prompt, completion, references and every other column, which is as the user has it."""
+    """prompt, completion, references and every other column, unchanged."""
     candidates: list[Tokens] = field(default_factory=list)
     """All candidates, best first, for methods that need them."""
     candidate_rewards: list[float] = field(default_factory=list)
@@ -143,13 +143,13 @@ class Examples(torch.utils.data.Dataset):
         return examples
 
     def _restricted(self, texts: list[str], prompt: str, policy: Policy, max_completion: int) -> list[Encoded]:
-        """Static targets of which only words inside the spans of mask_where are masked."""
+        """Encode static targets of which only words inside the spans of mask_where are masked."""
         encoded = policy.tokens.encode_targets(texts, [prompt] * len(texts), max_completion, with_offsets=True)
         find = self._spans or (lambda text: [(0, len(text))])
         return [keep_inside(e, text.strip(), find(text.strip())) for e, text in zip(encoded, texts, strict=True)]
 
     def first(self, number: int) -> Examples:
-        """At most its first `number` examples."""
+        """Return at most the first `number` examples."""
         part = Examples.__new__(Examples)
         vars(part).update(vars(self), examples=self.examples[:number])
         return part
@@ -162,7 +162,7 @@ class Examples(torch.utils.data.Dataset):
 
 
 def as_dataset(rows: Any) -> Any:
-    """A datasets.Dataset from any form in which a user may pass rows."""
+    """Convert rows in any form that a user may pass to a datasets.Dataset."""
     if isinstance(rows, list):
         from datasets import Dataset
 
@@ -224,7 +224,7 @@ def _check_ids(texts: list[Encoded], row: int, policy: Policy) -> None:
 
 
 def _choose(rows: dict[str, list], i: int, number: int, static_target: str) -> list[str]:
-    """The texts that may serve as the static target of row `number`; none means the ground truth."""
+    """Return the texts that may be the static target of row `number`; none means the ground truth."""
     if static_target == "ground_truth":
         return []
     if not rows["candidates"][i]:
@@ -235,7 +235,7 @@ def _choose(rows: dict[str, list], i: int, number: int, static_target: str) -> l
 
 
 def _ranked(rows: dict[str, list], i: int, number: int) -> list[tuple[float, str]]:
-    """The candidates of row `number` with their rewards, best first."""
+    """Return the candidates of row `number` with their rewards, best first."""
     candidates, rewards = rows["candidates"][i] or [], rows["candidate_rewards"][i] or []
     if not candidates:
         raise UserError(f"row {number} has no candidates: make some with `semioffline candidates`, or leave it out")
@@ -247,7 +247,7 @@ def _ranked(rows: dict[str, list], i: int, number: int) -> list[tuple[float, str
 
 
 def pad(tokens: Sequence[Tokens], pad_id: int) -> Text:
-    """Texts of different lengths to one tensor, padded on the right."""
+    """Put texts of different lengths into one tensor, padded on the right."""
     length = max(len(t.ids) for t in tokens)
     ids = np.full((len(tokens), length), pad_id, dtype=np.int64)
     words = np.full((len(tokens), length), -1, dtype=np.int64)
@@ -261,7 +261,7 @@ def pad(tokens: Sequence[Tokens], pad_id: int) -> Text:
 
 @dataclass
 class Collator:
-    """Examples to a Batch."""
+    """Makes a Batch of examples."""
 
     pad_id: int
 
@@ -282,7 +282,7 @@ class Collator:
         )
 
     def _candidates(self, examples: Sequence[Example]) -> tuple[Text, Tensor] | tuple[None, None]:
-        """All candidates and their rewards, for methods that need them."""
+        """Return all candidates and their rewards, for methods that need them."""
         most = max(len(e.candidates) for e in examples)
         if not most:
             return None, None
@@ -292,10 +292,10 @@ class Collator:
 
 
 class LikeLengths(Sampler[int]):
-    """Batches of rows of like lengths, in random order.
+    """A sampler that puts rows of similar lengths into a batch, and shuffles the batches.
 
-    Transformers' own sampler has them in the order of their lengths, fifty batches from long to short again and again:
-    the model then forgets how to end a long text while it sees short ones, and the other way round.
+    Transformers' own sampler orders fifty batches at a time from long to short: the model then forgets how to end a
+    long text while it sees short ones, and vice versa.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int):
@@ -309,8 +309,8 @@ class LikeLengths(Sampler[int]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        """The batch with the longest row comes first, so that a lack of memory shows at once; what fills no batch comes
-        last."""
+        """Yield row numbers. The batch with the longest row comes first, so that a lack of memory shows at once;
+        incomplete batches come last."""
         random = np.random.default_rng((self.seed, self.epoch))
         order = random.permutation(len(self.lengths))
         rest = order[len(order) // self.batch_size * self.batch_size :]
@@ -326,7 +326,8 @@ class LikeLengths(Sampler[int]):
 
 
 def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:
-    """One of the static targets of each row: (B * n, T) -> (B, T). counts: (B,) a row's own number; uniforms: (B,)."""
+    """Pick one static target per row: (B * n, T) -> (B, T). counts: (B,) number of targets of each row. uniforms:
+    (B,)."""
     many = len(static.ids) // len(counts)
     chosen = (uniforms.to(counts.device) * counts).long()
     rows = torch.arange(len(counts), device=counts.device) * many + chosen
@@ -334,7 +335,7 @@ def pick_static(static: Text, counts: Tensor, uniforms: Tensor) -> Text:
 
 
 def choose_static(batch: Batch, randomness: Randomness) -> Text:
-    """The batch's static targets; where a row has several candidates, one of them at random."""
+    """Return the batch's static targets, a random candidate for rows that have several."""
     if batch.static_counts is None:
         return batch.static
     return pick_static(batch.static, batch.static_counts, randomness.uniform("static", batch.index, [1] * len(batch)))

@@ -1,4 +1,4 @@
-"""Inspects data (columns, rows, repeated rows, lengths), and derives settings of a job."""
+"""Inspect data (columns, rows, repeated rows, lengths), and choose settings of a job from it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 LOOKED_AT = 2000
-"""Training rows whose lengths are measured, spread evenly over the split."""
+"""Number of training rows whose lengths are measured, spread evenly over the split."""
 MOST_PROMPT, MOST_COMPLETION = 512, 256
-"""Tokens that are read and written unless the user asks for more."""
+"""Maximum lengths in tokens, unless the user sets others."""
 OURS = ("prompt", "completion", "references", "candidates", "candidate_rewards")
 
 
@@ -28,7 +28,7 @@ class Spread(Record):
 
     median: int
     most: int
-    """99 % of the texts are not longer."""
+    """99 % of the texts are not longer than this."""
     longest: int
 
 
@@ -37,20 +37,20 @@ class Inspection(Record):
     """Properties of the splits of a job."""
 
     columns: list[str]
-    """Of train, in addition to ours: rewards get them."""
+    """Further columns of the train split, which rewards get."""
     rows: dict[str, int]
     cut: dict[str, int]
-    """split -> its rows, where they were cut from train"""
+    """split -> number of rows, for splits that were taken from train"""
     repeated: dict[str, int]
-    """split -> rows whose prompt and completion an earlier row has"""
+    """split -> number of rows whose prompt and completion an earlier row has"""
     shared: dict[str, int]
-    """`validation` and `test` -> rows whose prompt is in train, too"""
+    """`validation` and `test` -> number of rows whose prompt is in train, too"""
     prompts: Spread
     completions: Spread
-    """Of train."""
+    """Lengths of the training completions."""
 
     def warnings(self) -> list[str]:
-        """Problems of the data that a user should know before training."""
+        """Return problems of the data that a user should know before training."""
         said = [
             f"{number} of {self.rows[split]} rows of {split} repeat an earlier row"
             for split, number in self.repeated.items()
@@ -89,8 +89,9 @@ def inspect(splits: Splits, policy: Policy) -> Inspection:
 
 
 def choose_lengths(found: Inspection, policy: Policy) -> tuple[int, int]:
-    """(prompt, completion) in tokens: what 99 % of the prompts have, and the longest completion unless it is half as
-    long again as 99 % of them; multiples of 8, within MOST_PROMPT, MOST_COMPLETION and the model's positions."""
+    """Return maximum lengths (prompt, completion) in tokens, as multiples of 8: for prompts what 99 % of them need, for
+    completions the longest one, but at most 1.5 times what 99 % of them need. Both stay within MOST_PROMPT,
+    MOST_COMPLETION and the model's positions."""
     completion = min(_round(min(found.completions.longest, int(1.5 * found.completions.most))), MOST_COMPLETION)
     prompt = min(_round(found.prompts.most), MOST_PROMPT)
     most = policy.max_positions()

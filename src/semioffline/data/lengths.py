@@ -13,12 +13,13 @@ from semioffline.policy.tokens import Encoded
 
 
 def _longest(most: int | None, usual: int, other: int | None) -> int:
-    """The usual length, or less if the model has fewer positions left for this part."""
+    """Return the usual length, or less if the model has fewer positions left for this part."""
     return usual if most is None else max(2, min(usual, most - (other or 0)))
 
 
 def text_limits(policy: Policy, config: MethodConfig) -> tuple[int, int]:
-    """(prompt, completion) lengths in tokens: the settings, or 512 and 128 where the model's positions allow."""
+    """Return maximum lengths (prompt, completion) in tokens: the settings, or 512 and 128 if the model's positions
+    allow it."""
     most, one = policy.max_positions(), policy.is_encoder_decoder
     prompt, completion = config.max_prompt_length, config.max_completion_length
     if completion is None:
@@ -38,7 +39,7 @@ def text_limits(policy: Policy, config: MethodConfig) -> tuple[int, int]:
 
 
 def check_limits(policy: Policy, prompt: int, completion: int) -> None:
-    """Whether the model has positions for prompts and completions of these lengths."""
+    """Check that the model has positions for prompts and completions of these lengths."""
     most = policy.max_positions()
     needed = max(prompt, completion) if policy.is_encoder_decoder else prompt + completion
     if most is not None and needed > most:
@@ -49,7 +50,7 @@ def check_limits(policy: Policy, prompt: int, completion: int) -> None:
 
 @dataclass
 class Truncation:
-    """How many texts were cut to the maximum length."""
+    """Counts the texts that were cut to the maximum length."""
 
     prompts: int = 0
     completions: int = 0
@@ -68,7 +69,7 @@ class Truncation:
         self.candidates += sum(text.truncated for text in candidates)
 
     def shares(self) -> dict[str, float]:
-        """The shares of truncated texts, for the log."""
+        """Return the shares of truncated texts, for the log."""
         counts = {"prompts": self.prompts, "completions": self.completions, "candidates": self.candidates}
         return {f"truncated/{name}": count / max(self.of, 1) for name, count in counts.items()}
 

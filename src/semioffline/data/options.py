@@ -49,12 +49,12 @@ class DataOptions(Options):
         self.model: str | None = None  # that reads the prompts: filled in from ModelOptions
 
     def read_by(self, model: str | None) -> None:
-        """Set the model that reads the prompts: a task may have a prompt form for its kind."""
+        """Set the model that reads the prompts, because a task may have a prompt form for its kind."""
         self.model = model
 
     @property
     def called(self) -> str:
-        """The name of the data for people: the task, or for your own files the folder or the file."""
+        """A name of the data for people: the task, or for your own files the folder or the file."""
         given = self.data_dir or self.train_file
         return self.task if self.task != "files" or not given else Path(given).resolve().name
 
@@ -75,11 +75,11 @@ class DataOptions(Options):
         )
 
     def made_with(self) -> dict[str, object]:
-        """The data options that results depend on, without limits that only protect the reading."""
+        """Return the data options that results depend on, without limits that only protect the reading."""
         return {name: value for name, value in asdict(self).items() if name != "max_row_mb"}
 
     def has(self, split: str) -> bool:
-        """Whether there is such a split: a folder may lack one; datasets on the Hub are not checked."""
+        """Return whether the split exists. A folder may lack one; datasets on the Hub are not checked."""
         return self.load_task().has(self.source(), split)
 
 
@@ -90,7 +90,7 @@ class ModelOptions(Options):
     dtype: str = setting("float32", "Precision of the weights: float32 | bfloat16 | float16.", "Model", choices=_DTYPES)
 
     def checked_device(self) -> str:
-        """The device to use. One that does not exist is an error, not a silent fallback."""
+        """Return the device to use. A device that does not exist is an error: there is no silent fallback."""
         import torch
 
         available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}

@@ -45,13 +45,13 @@ class Sequential(Shuffled):
 
 
 class Repeated(Sampler[int]):
-    """The rows of one optimizer step, `times` times in a row, then those of the next.
+    """A sampler that repeats the rows of each optimizer step `times` times in a row.
 
-    An epoch ends with a whole step: its first rows fill up the last one.
+    An epoch ends with a whole step, which is filled up with the first rows.
     """
 
     def __init__(self, rows: Order, number: int, together: int, times: int):
-        """number: of rows; together: rows of an optimizer step, over all micro-batches and processes."""
+        """number: of rows. together: rows in an optimizer step, over all micro-batches and processes."""
         self.rows, self.number, self.together, self.times = rows, number, together, times
 
     def set_epoch(self, epoch: int) -> None:

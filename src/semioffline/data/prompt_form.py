@@ -14,7 +14,7 @@ PromptForm = Literal["plain", "chat", "line"]
 
 
 def choose_form(policy: Policy, rows: Dataset, given_form: bool) -> tuple[PromptForm, str]:
-    """(form, reason). given_form: whether the user or the task has set the form of prompts."""
+    """Choose the form of prompts. Return (form, reason). given_form: whether the user or the task has set the form."""
     texts = rows.select(range(min(len(rows), 100)))["prompt"]
     if not all(isinstance(text, str) for text in texts):
         return "plain", "the prompts are conversations: they go through the model's chat template"
@@ -28,7 +28,7 @@ def choose_form(policy: Policy, rows: Dataset, given_form: bool) -> tuple[Prompt
 
 
 def apply_form(splits: Splits, form: PromptForm) -> Splits:
-    """The same splits with prompts in this form."""
+    """Return the splits with prompts in this form."""
     if form == "plain":
         return splits
     return Splits({split: _formed(rows, form) for split, rows in splits.rows.items()}, splits.cut)

@@ -1,4 +1,4 @@
-"""Where a static target may be masked: spans of its text, and the words that lie inside them."""
+"""Select where a static target may be masked: spans of its text, and the words inside them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from semioffline.policy.tokens import Encoded
 from semioffline.rewards.registry import import_function
 
 Spans = Sequence[tuple[int, int]]
-"""First character of each span, and the first after it."""
+"""The first character of each span, and the first one after it."""
 
 
 def names_function(where: str) -> bool:
-    """Whether `mask_where` is file.py:function, not a regular expression."""
+    """Return whether `mask_where` is file.py:function, not a regular expression."""
     return re.fullmatch(r".+\.py:\w+", where) is not None
 
 
 def load_where(where: str) -> Callable[[str], Spans]:
-    """A function from a text to its spans. A regular expression gives its matches, or its groups if it has some."""
+    """Return a function from a text to its spans. A regular expression gives its matches, or its groups if it has
+    some."""
     if names_function(where):
         function = import_function(where, "mask_where")
         return lambda text: _checked(function(text), text, where)
@@ -47,9 +48,11 @@ def _checked(spans: object, text: str, where: str) -> Spans:
 
 
 def keep_inside(encoded: Encoded, text: str, spans: Spans) -> Encoded:
-    """The tokens of `text` with the word -1, which is never masked, unless the whole word lies inside the spans.
+    """Restrict masking to words inside the spans: the tokens of all other words get the word number -1, which is never
+    masked.
 
-    White space is ignored, because some tokenizers include it in the word after it.
+    A word must be inside a span as a whole. White space is ignored, because some tokenizers include it in the word
+    after it.
     """
     covered = [character.isspace() for character in text]
     for start, end in spans:

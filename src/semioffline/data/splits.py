@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": (0.2, 1000), "validation": (0.1, 200)}
-"""split -> the share of the inputs that is cut for it, and the most inputs."""
+"""split -> the share of the inputs to take from train for it, and their maximum number"""
 FEWEST = 20
-"""Different inputs that train must have for a split to be cut from it."""
+"""Minimum number of different inputs in train to take a split from it."""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Rows with the columns prompt and completion."""
+    """The splits of a job, with the columns prompt and completion."""
 
     rows: dict[str, Dataset]
     cut: dict[str, int]
-    """split -> its rows, where they were cut from train"""
+    """split -> number of rows, for splits that were taken from train"""
 
 
 def load_splits(data: DataOptions, seed: int) -> Splits:
-    """The splits of files, a folder, a dataset of the Hub, or a task."""
+    """Load the splits of files, a folder, a dataset on the Hub, or a task."""
     task = data.load_task()
     rows = {"train": task.load(data.source(seed), "train")}
     on_hub = bool(data.data_dir) and not as_path(str(data.data_dir)).exists()
@@ -49,7 +49,7 @@ def load_splits(data: DataOptions, seed: int) -> Splits:
 
 
 def splits_of(given: Any) -> Splits:
-    """The splits of rows in memory: a dict (or DatasetDict) of splits, or training rows alone."""
+    """Make splits of rows in memory: a dict (or DatasetDict) of splits, or training rows alone."""
     parts: Mapping[str, Any] = given if isinstance(given, Mapping) else {"train": given}
     named = {("validation" if name in VALIDATION else name): rows for name, rows in parts.items()}
     for name in named.keys() - set(SPLITS):
@@ -66,8 +66,8 @@ def splits_of(given: Any) -> Splits:
 
 
 def cut_missing(rows: Mapping[str, Dataset]) -> Splits:
-    """Cut the splits that are missing from train, by input: rows with one prompt stay together. The prompts' hashes
-    decide, so the choice depends neither on the order of the rows nor on a seed."""
+    """Take missing splits from train, by input: rows with one prompt stay together. The hash of the prompt decides, so
+    the choice depends neither on the order of the rows nor on a seed."""
     missing = [split for split in SHARES if split not in rows]
     if not missing:
         return Splits({split: rows[split] for split in SPLITS}, {})
@@ -93,12 +93,12 @@ def cut_missing(rows: Mapping[str, Dataset]) -> Splits:
 
 
 def input_key(prompt: object) -> str:
-    """A prompt, text or messages, as a text."""
+    """Return a prompt, which may be messages, as one text."""
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
 
 
 def digest_splits(splits: Splits) -> str:
-    """A digest of the prompts and completions of all splits, in their order."""
+    """Return a digest of the prompts and completions of all splits, in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for split, rows in splits.rows.items():
         digest.update(split.encode())

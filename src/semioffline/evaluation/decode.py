@@ -22,7 +22,8 @@ def generate_ids(
     part: slice = slice(None),
     kept: Path | None = None,
 ) -> list[list[int]]:
-    """Token ids of one output per example of `part`, in order. Batches are sorted by source length: less padding.
+    """Generate one output per example of `part`. Return token ids in the order of `part`. Batches are sorted by source
+    length, for less padding.
 
     kept: A file that outputs are added to, batch by batch. Those that are there are not made again.
     """
@@ -43,7 +44,7 @@ def generate_ids(
 
 
 def read_outputs(kept: Path) -> tuple[dict[int, list[int]], float]:
-    """The outputs of an interrupted evaluation (example -> token ids), and the seconds that they took."""
+    """Read the outputs of an interrupted evaluation. Return (example -> token ids) and the seconds that they took."""
     lines = read_log(kept)
     if kept.exists():
         keep_lines(kept, len(lines))  # without a line that is half written

@@ -1,6 +1,7 @@
-"""What each word of a text does for its reward: the words that the model would write there, and the reward with them.
+"""Explain how each word of a text changes its reward: the words that the model would write there, and the reward with
+them.
 
-One word at a time is hidden and all others are kept, so a change in reward is that word's alone.
+One word is hidden at a time, so only that word can cause the change in reward.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from semioffline.scoring.calls import reward_columns
 from semioffline.scoring.reward_set import RewardSet
 
 _NONE = "-"
-"""In the place of a text that the model has still to write."""
+"""A placeholder for a text that the model has yet to write."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another word in the place of one."""
+    """A word that could replace a word of the text."""
 
     text: str
     probability: float
-    """That the model writes it there, given all other words."""
+    """Probability that the model writes it there, given all other words."""
     completion: str
-    """The text with it."""
+    """The text with this word."""
     reward: float | None
-    """None: the reward function gave none."""
+    """The reward of that text; None if the reward function gave none."""
     change: float | None
-    """Its reward minus that of the text."""
+    """That reward minus the reward of the original text."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,19 @@ class ExplainedWord:
     text: str
     probability: float
     alternatives: list[Alternative]
-    """The likeliest ones, best change first."""
+    """The most likely alternatives, best change first."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A text, its reward, and what it would be with other words."""
+    """A text, its reward, and how other words would change the reward."""
 
     prompt: str
     completion: str
     reward: float | None
     words: list[ExplainedWord]
     texts: int
-    """Different texts that were scored."""
+    """Number of different texts that were scored."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,7 +74,7 @@ class Explanation:
 class _Swap(NamedTuple):
     word: int
     ids: list[int]
-    """Of the whole text."""
+    """Token ids of the whole text."""
     shown: str
     probability: float
 
@@ -90,7 +91,7 @@ def explain(
     batch_size: int = 32,
     tokenizer: Any = None,
 ) -> Explanation:
-    """What each word of `completion` does for its reward.
+    """Explain how each word of `completion` changes its reward.
 
     Each word is hidden in turn, the model says which words it would write there, and the text with each of them is
     scored. A model that was fine-tuned with masks (`mft`, or the result of `semioffline run`) gives sensible words.
@@ -143,8 +144,8 @@ def _read(row: dict[str, Any], policy: Policy, limits: tuple[int, int]) -> Examp
 def _find_swaps(
     policy: Policy, example: Example, most: int, batch_size: int
 ) -> tuple[list[tuple[str, float]], list[_Swap]]:
-    """Each word and its probability, and the texts with another one: one forward pass over one copy of the text for
-    each word, in which that word is hidden."""
+    """Return each word with its probability, and the texts with another word. One forward pass over one copy of the
+    text for each word, in which that word is hidden."""
     ids, words = example.target.ids.tolist(), example.target.words.tolist()
     numbers = [n for n in dict.fromkeys(words) if n >= 0]
     collate = Collator(policy.tokens.pad_id)
@@ -166,7 +167,7 @@ def _find_swaps(
 
 
 def _swaps_of_word(policy: Policy, word: int, ids: list[int], places: list[int], p: Tensor, most: int) -> list[_Swap]:
-    """The likeliest first tokens of a word, each with the likeliest ones after it."""
+    """Return the most likely first tokens of a word, each followed by its most likely next tokens."""
     known, (rest, after) = [ids[place] for place in places], p.max(1)
     likely, tokens = p[0].topk(min(most + 1, int((p[0] > 0).sum())))
     found: list[_Swap] = []
@@ -184,7 +185,7 @@ def _shown(policy: Policy, ids: list[int]) -> str:
 
 
 def _score(rewards: RewardSet, example: Example, texts: list[str], ids: list[list[int]]) -> list[float | None]:
-    """The reward of each text; identical ones are scored once."""
+    """Return the reward of each text. Identical texts are scored once."""
     columns = {name: [value] for name, value in example.columns.items()}
     parts = rewards.call(reward_columns(columns, texts, ids, len(texts)), rows=[0] * len(texts))
     return [value if math.isfinite(value) else None for value in rewards.add(parts).tolist()]

@@ -23,13 +23,14 @@ from semioffline.scoring.named import find_reward
 from semioffline.scoring.reward_set import RewardSet
 
 SURFACE = ("length", "repetition", "distinct")
-"""Always measured: text properties that a narrow reward does not see."""
+"""Metrics that are always measured: text properties that a narrow reward does not see."""
 Metric = str | RewardFunction
-"""A metric is a reward function, by name or as an object, that is only reported."""
+"""A reward function, by name or as an object, that is reported and not trained."""
 
 
 def best_metric(args: MethodConfig, rewards: RewardSet, examples: object) -> str | None:
-    """What the best checkpoint is chosen by: the reward where there is one, unless the settings say otherwise.
+    """Return the name of the metric that chooses the best checkpoint: the reward if there is one, unless the settings
+    name another.
 
     Raises an error for a metric that does not exist, before the first evaluation. examples: the validation data.
     """
@@ -46,7 +47,7 @@ def best_metric(args: MethodConfig, rewards: RewardSet, examples: object) -> str
 def score(
     predictions: list[str], rows: Sequence[Mapping[str, object]], metrics: RewardSet, ids: list[list[int]]
 ) -> dict[str, list[float]]:
-    """metric -> one value for each prediction. rows: the columns of each input."""
+    """Score predictions. Return metric -> one value for each prediction. rows: the columns of each input."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     return metrics(reward_columns(columns, predictions, ids))[1]
 
@@ -61,7 +62,7 @@ def evaluate(
     kept: Path | None = None,
     timeout: float | None = None,
 ) -> Evaluation:
-    """Decode every example and measure `metrics` and the surface of the outputs. kept: see `generate_ids`. timeout:
+    """Decode every example, and measure `metrics` and the surface of the outputs. kept: see `generate_ids`. timeout:
     seconds that one call of a metric may take."""
     with policy.meter.paused():
         ids = generate_ids(policy, examples, decoding, batch_size, progress, kept=kept)
@@ -101,7 +102,7 @@ def measure(
 def _statistics(
     name: str, metric: CorpusMetric, predictions: list[str], references: list[list[str]]
 ) -> list[list[float]]:
-    """The statistics of each input, checked because a metric may come from the user."""
+    """Return the statistics of each input, checked because a metric may come from the user."""
     try:
         array = np.asarray(metric.statistics(predictions, references), dtype=float)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Two sets of outputs for the same inputs: how much better one is, from their predictions.jsonl."""
+"""Compare two sets of outputs for the same inputs, from their predictions.jsonl."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semioffline.scoring.named import find_reward, reward_names
 from semioffline.storage.files import read_content
 
 REWARD = "reward"
-"""The sum that was trained for, where it is made of several rewards."""
+"""The name of the weighted sum of several rewards."""
 _TEXTS = ("prompt", "prediction", "references")
 
 
@@ -43,12 +43,12 @@ class Predictions:
             raise UserError(f"{path} does not hold predictions: {type(error).__name__}: {error}") from error
 
     def first(self, number: int) -> Predictions:
-        """The predictions for the first inputs."""
+        """Return the predictions for the first inputs."""
         values = {name: each[:number] for name, each in self.values.items()}
         return replace(self, predictions=self.predictions[:number], references=self.references[:number], values=values)
 
     def with_reward(self, weights: Mapping[str, float]) -> Predictions:
-        """Predictions with the weighted sum of several rewards. weights: name -> weight."""
+        """Return predictions with the weighted sum of several rewards added. weights: name -> weight."""
         if len(weights) < 2 or not weights.keys() <= self.values.keys():
             return self
         total = sum(weight * np.asarray(self.values[name]) for name, weight in weights.items())
@@ -57,7 +57,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Change:
-    """One metric of two sets of outputs."""
+    """One metric of two sets of outputs, and their difference."""
 
     before: float
     after: float
@@ -65,7 +65,7 @@ class Change:
 
 
 def paired_changes(before: Predictions, after: Predictions) -> dict[str, Change]:
-    """Every metric that both have, over the same inputs."""
+    """Return the change of every metric that both sets have, over the same inputs."""
     if len(before.predictions) != len(after.predictions):
         raise UserError(
             f"{before.path} has {len(before.predictions)} outputs and {after.path} {len(after.predictions)}: "
@@ -93,13 +93,14 @@ def _change(name: str, before: Predictions, after: Predictions) -> Change:
 
 
 def _corpus_metric(name: str) -> CorpusMetric | None:
-    """The metric of this name if its value is defined over the whole set only."""
+    """Return the metric of this name if its value is defined over the whole set only."""
     metric = find_reward(name)[1] if name in reward_names() else None
     return metric if isinstance(metric, CorpusMetric) else None
 
 
 def as_rows(found: Mapping[str, Change], rewards: Sequence[str]) -> list[tuple[str, str, str, str, str, str]]:
-    """Rows of a table: metric, before, after, difference, its 95 % interval and p-value; first the rewards, marked."""
+    """Return rows of a table: metric, before, after, difference, its 95 % interval and p-value. Rewards come first,
+    marked."""
     first = [name for name in (REWARD, *rewards) if name in found]
     rows = []
     for name in dict.fromkeys([*first, *found]):

@@ -20,7 +20,7 @@ class MetricResult(Record):
     """One metric over a set of inputs."""
 
     mean: float
-    """Over inputs; of a corpus metric, the value over the whole set."""
+    """Mean over inputs; for a corpus metric, the value over the whole set."""
     low: float
     """Lower end of the 95 % interval."""
     high: float
@@ -34,7 +34,7 @@ class Evaluation:
 
     predictions: list[str]
     values: dict[str, list[float]]
-    """metric -> one value for each input; of a corpus metric, its sentence form"""
+    """metric -> one value for each input; for a corpus metric, its sentence form"""
     signatures: dict[str, str]
     statistics: dict[str, list[list[float]]] = field(default_factory=dict)
     """corpus metric (corpus BLEU) -> for each input, the statistics that are summed over inputs"""
@@ -42,13 +42,13 @@ class Evaluation:
     """corpus metric -> its value from summed statistics"""
 
     def put_first(self, name: str, values: list[float], signature: str) -> None:
-        """Add a metric that has a value for each input, before the others; one of the same name is replaced."""
+        """Add a metric with a value for each input before the others. It replaces one of the same name."""
         self.values = {name: values} | {other: own for other, own in self.values.items() if other != name}
         self.signatures[name] = signature
         self.statistics.pop(name, None)
 
     def means(self) -> dict[str, float]:
-        """metric -> mean over inputs, or value over the whole set"""
+        """Return metric -> mean over inputs, or value over the whole set."""
         return {name: self._value(name) for name in self.values}
 
     def _value(self, name: str) -> float:
@@ -58,7 +58,7 @@ class Evaluation:
         return float(np.mean(known)) if known else math.nan
 
     def result(self, resamples: int = 1000, seed: int = 0) -> dict[str, MetricResult]:
-        """metric -> its mean with a bootstrap interval. seed: of the bootstrap."""
+        """Return metric -> its mean with a bootstrap interval. seed: of the bootstrap."""
         found = {}
         for name, values in self.values.items():
             inputs = self.statistics.get(name, values)
@@ -68,7 +68,7 @@ class Evaluation:
 
 
 def write_predictions(path: str | Path, evaluation: Evaluation, examples: Examples) -> None:
-    """predictions.jsonl: prompt, prediction, references and the value of each metric, one line per input."""
+    """Write predictions.jsonl: prompt, prediction, references and the value of each metric, one line per input."""
     lines = []
     for n, (text, example) in enumerate(zip(evaluation.predictions, examples.examples, strict=True)):
         row = {"prompt": example.columns["prompt"], "prediction": text, "references": example.columns["references"]}

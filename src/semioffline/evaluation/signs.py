@@ -1,4 +1,4 @@
-"""Signs in evaluated outputs that a reward is exploited, or that a difference is chance."""
+"""Compute signs that a reward is exploited, or that a difference is chance, from evaluated outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semioffline.scoring.reward_set import RewardSet
 
 
 def signs(evaluation: Evaluation, examples: Examples, rewards: RewardSet) -> dict[str, float]:
-    """Metrics of an evaluation next to the means.
+    """Return further metrics of an evaluation, next to the means.
 
     `identical`: the share of outputs that are also written for another input, and `identical_references`: the same of
     the first references; `length_references`: their words; `frac_reward_none`: the share of outputs without a reward;
@@ -36,7 +36,7 @@ def signs(evaluation: Evaluation, examples: Examples, rewards: RewardSet) -> dic
 
 
 def shared(texts: Sequence[str], prompts: Sequence[str]) -> float:
-    """The share of texts that also belong to another prompt."""
+    """Return the share of texts that also belong to another prompt."""
     owners: dict[str, set[str]] = {}
     for text, prompt in zip(texts, prompts, strict=True):
         owners.setdefault(text, set()).add(prompt)

@@ -12,16 +12,16 @@ from numpy.typing import ArrayLike
 from semioffline.storage.records import Record
 
 CorpusScore = Callable[[Sequence[float]], float]
-"""Statistics summed over inputs -> the value over the whole set."""
+"""A function from statistics summed over inputs to the value over the whole set."""
 
 
 def corpus_value(statistics: ArrayLike, corpus_score: CorpusScore) -> float:
-    """The value over the set whose inputs have these (N, S) statistics."""
+    """Return the value over a set of inputs. statistics: (N, S)."""
     return corpus_score(np.sum(np.asarray(statistics, dtype=float), axis=0).tolist())
 
 
 def _resampled(values: np.ndarray, resamples: int, seed: int, corpus_score: CorpusScore | None) -> np.ndarray:
-    """The mean, or the value over the set, of `resamples` sets drawn from the inputs with replacement."""
+    """Return the mean, or the value over the set, of `resamples` sets drawn from the inputs with replacement."""
     rng = np.random.default_rng(seed)
     draws = (values[rng.integers(len(values), size=len(values))] for _ in range(resamples))
     if corpus_score is None:
@@ -32,7 +32,7 @@ def _resampled(values: np.ndarray, resamples: int, seed: int, corpus_score: Corp
 def bootstrap_interval(
     values: ArrayLike, resamples: int = 1000, seed: int = 0, corpus_score: CorpusScore | None = None
 ) -> tuple[float, float]:
-    """95 % percentile interval of the mean, or of the value over the set.
+    """Return the 95 % percentile interval of the mean, or of the value over the set.
 
     Args:
         values: One value per input; with `corpus_score`, one list of statistics per input. NaN values are left out.
@@ -47,7 +47,7 @@ def bootstrap_interval(
 
 
 def standard_error(values: ArrayLike) -> float:
-    """The standard error of the mean of these values; NaN values are left out."""
+    """Return the standard error of the mean of these values; NaN values are left out."""
     array = np.asarray(values, dtype=float)
     array = array[~np.isnan(array)]
     return float(np.std(array, ddof=1) / math.sqrt(len(array))) if len(array) > 1 else math.nan
@@ -55,14 +55,14 @@ def standard_error(values: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class Difference(Record):
-    """How much better one set of outputs is than another, over the same inputs."""
+    """The difference between two sets of outputs, over the same inputs."""
 
     mean: float
     low: float
     """Lower end of the 95 % interval."""
     high: float
     p: float
-    """Two-sided: how often the sign of the difference is not the observed one."""
+    """Two-sided p-value: how often the difference of a resampled set does not have the observed sign."""
 
 
 def paired_difference(
@@ -72,7 +72,8 @@ def paired_difference(
     seed: int = 0,
     corpus_score: CorpusScore | None = None,
 ) -> Difference:
-    """The mean of `values` minus that of `others`; interval and p-value from a paired bootstrap over inputs.
+    """Return the mean of `values` minus that of `others`, with interval and p-value from a paired bootstrap over
+    inputs.
 
     Args:
         values: One value per input; with `corpus_score`, one list of statistics per input, and the difference is that
@@ -107,12 +108,12 @@ def paired_p_value(
     seed: int = 0,
     corpus_score: CorpusScore | None = None,
 ) -> float:
-    """The p-value of `paired_difference`."""
+    """Return the p-value of `paired_difference`."""
     return paired_difference(values, others, resamples, seed, corpus_score).p
 
 
 def _difference_of(corpus_score: CorpusScore) -> CorpusScore:
-    """The score of the first half of the statistics minus that of the second half."""
+    """Return a score function: the score of the first half of the statistics minus that of the second half."""
 
     def score_difference(sums: Sequence[float]) -> float:
         half = len(sums) // 2

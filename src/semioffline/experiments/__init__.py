@@ -1,1 +1,1 @@
-"""Several methods from one initial checkpoint, compared."""
+"""Compare several methods from one initial checkpoint."""

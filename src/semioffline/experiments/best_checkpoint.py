@@ -1,4 +1,4 @@
-"""Chooses the weights of a run to test: the best on validation, or the last."""
+"""Choose the weights of a run to test: the best on validation, or the last."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class BestCheckpoint(TrainerCallback):
-    """Evaluates on validation after 1/1, 1/2, 1/4, ... of the steps, and keeps the best weights in memory."""
+    """A callback that evaluates on validation after 1/1, 1/2, 1/4, ... of the steps, and keeps the best weights in
+    memory."""
 
     def __init__(self, model: nn.Module, steps: int, evaluations: int, keep: str, first: float | None) -> None:
-        """first: the reward of the initial checkpoint, if it is known."""
+        """first: the validation reward of the initial checkpoint, if it is known."""
         self.model = model
         self.due = {max(1, round(steps / 2**n)) for n in range(evaluations)}
         self.keep = keep

@@ -21,11 +21,12 @@ from semioffline.printing import duration
 from semioffline.storage.files import make_folder, writing
 
 _OWN_GROUP = 0 if os.name == "posix" else None
-"""Each run leads a group of processes. Linux ends what is stopped (SIGSTOP) in a group that has lost its parent."""
+"""Start each run as the leader of a process group. Linux ends stopped (SIGSTOP) processes of a group that has lost its
+parent."""
 
 
 def compare(plan: Plan, say: Callable[[str], None]) -> Comparison:
-    """Run what is missing and sum up. An interrupted comparison resumes where it stopped."""
+    """Make the missing runs and summarise all of them. An interrupted comparison resumes where it stopped."""
     missing = plan.missing()
     for method, seed in plan.every():
         if (method, seed) not in missing:
@@ -49,8 +50,8 @@ def _say_run(method: str, seed: int, say: Callable[[str], None]) -> None:
 
 
 def plan_time(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None]) -> list[tuple[str, int]]:
-    """Print how long the comparison will take before it begins. Returns the runs to make: those of a method of which
-    not one step fits into a budget in seconds are left out."""
+    """Print how long the comparison will take. Return the runs to make: a method is left out if not even one step fits
+    into a budget in seconds."""
     trained = [run for run in missing if run[0] != START]
     if plan.budget_seconds is None or plan.budget_steps is not None or not trained:
         return missing
@@ -74,7 +75,8 @@ def plan_time(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], N
 
 
 def _say_total(plan: Plan, runs: list[tuple[str, Timing]], say: Callable[[str], None]) -> None:
-    """The seconds of all training steps, and of evaluations as long as that of the initial checkpoint was."""
+    """Print the seconds of all training steps and evaluations. Each evaluation is estimated by that of the initial
+    checkpoint."""
     seconds = sum((plan.steps.get(method) or timing.steps or 1) * timing.seconds_per_step for method, timing in runs)
     start = plan.run_folder(START, plan.seeds[START][0])
     told = ""
@@ -87,7 +89,8 @@ def _say_total(plan: Plan, runs: list[tuple[str, Timing]], say: Callable[[str], 
 
 
 def _run_in_processes(plan: Plan, missing: list[tuple[str, int]], say: Callable[[str], None]) -> None:
-    """`plan.jobs` runs at a time, each in a process. One that fails does not stop the others, unless none succeeds."""
+    """Make `plan.jobs` runs at a time, each in its own process. A run that fails does not stop the others, unless none
+    succeeds."""
     children = Children()
 
     def run(method_and_seed: tuple[str, int]) -> str | None:
@@ -115,12 +118,12 @@ class Children:
 
     def __init__(self) -> None:
         self.stopped = False
-        """No other is started."""
+        """Whether no further process may be started."""
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def run(self, command: list[str], log: Path) -> int:
-        """The exit code of a command. What it prints is added to the log."""
+        """Run a command and return its exit code. Its output is added to the log."""
         with writing(log):
             file = open(log, "ab")  # noqa: SIM115
         with file:
@@ -152,7 +155,7 @@ class Children:
 
 
 def _run_in_process(plan: Plan, method: str, seed: int, say: Callable[[str], None], children: Children) -> str | None:
-    """One run in a process of its own; the error, or None."""
+    """Make one run in its own process. Return the error, or None."""
     assert plan.command is not None
     folder = plan.run_folder(method, seed)
     make_folder(folder)

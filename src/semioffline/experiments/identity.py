@@ -1,7 +1,7 @@
-"""Which settings a run depends on: whether two runs are the same, and whether two evaluations are.
+"""Which settings a run depends on: they decide whether two runs, or two evaluations, are the same.
 
-`config.defining_settings` says what a resumed run must not change. A finished run of a comparison is stricter: its
-length and its evaluation count too, so everything is compared except `_NOT_IN_A_RUN`.
+`config.defining_settings` returns the settings that a resumed run must not change. A finished run of a comparison is
+checked more strictly, because its length and its evaluation also count: everything is compared except `_NOT_IN_A_RUN`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 TEXT = ("max_prompt_length", "max_completion_length", "truncation_side")
-"""How texts are cut into tokens: training data, candidates and outputs depend on it."""
+"""Settings of tokenising: training data, candidates and outputs depend on them."""
 EVALUATION = (
     *("num_beams", "length_penalty", "no_repeat_ngram_size", "min_new_tokens", *TEXT),
     *("per_device_eval_batch_size", "bf16", "fp16", "reward_weights"),
 )
-"""What the reward on validation depends on, next to the weights."""
+"""Settings that the validation reward depends on, in addition to the weights."""
 _NOT_IN_A_RUN = {
     *("output_dir", "logging_dir", "run_name", "report_to", "disable_tqdm", "verbose", "save_minutes"),
     *("eval_on_start", "reward_workers", "save_total_limit", "write_result"),
@@ -22,5 +22,5 @@ _NOT_IN_A_RUN = {
 
 
 def run_settings(names: Iterable[str]) -> set[str]:
-    """Of these settings, those that the result of a run depends on."""
+    """Return those of these settings that the result of a run depends on."""
     return set(names) - _NOT_IN_A_RUN

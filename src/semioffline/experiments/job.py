@@ -1,4 +1,4 @@
-"""A whole job: its data and model, the settings of its stages, and its plan, which is made once."""
+"""A whole job: its data and model, the settings of its stages, and its plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from semioffline.experiments.job_plan import (
 from semioffline.experiments.job_results import MFT
 from semioffline.experiments.job_results import RESULT as RL
 from semioffline.experiments.provenance import Provenance
-from semioffline.experiments.timing import free_memory, time_outputs, time_steps
+from semioffline.experiments.timing import free_memory, time_candidates, time_outputs, time_steps
 from semioffline.methods.shared.registry import config_class
 from semioffline.policy.policy import Policy
 from semioffline.storage.files import write_atomically
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 SMALL = 10_000_000
-"""Parameters of a model that decodes many inputs at a time."""
+"""Models with fewer parameters decode many inputs at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Job:
 
     folder: Path
     title: str
-    """Of the data and the model, for people."""
+    """Names of the data and the model, for people."""
     splits: Splits
     load: Callable[[Any], Policy]
-    """Adapter or None -> the model that the job begins with."""
+    """Loads the initial model. Argument: an adapter config, or None."""
     load_saved: Callable[[Path], Policy]
-    """Folder -> a model that a stage has saved."""
+    """Loads the model that a stage has saved in this folder."""
     rewards: list[Any]
     options: JobOptions
     source: dict[str, object]
-    """What says where data and model come from, for the plan."""
+    """Where data and model come from, for the plan."""
     metrics: list[Any]
-    """Reported in addition to the reward."""
+    """Metrics to report in addition to the reward."""
     has_form: bool
-    """Whether the user or the task has said what prompts look like."""
+    """Whether the user or the task has set the form of prompts."""
     device: str
     about: Provenance
     say: Callable[..., None]
@@ -74,14 +74,14 @@ class Job:
         return json.loads(json.dumps(self.source | self.options.made_with(), default=str))
 
     def rows(self, plan: JobPlan, split: str) -> Dataset:
-        """The rows to use, in the form that the model reads."""
+        """Return the rows of a split to use, in the form that the model reads."""
         rows = apply_form(self.splits, cast(PromptForm, plan.form)).rows[split]
         number = {"train": len(rows), "validation": plan.validated, "test": plan.tested}[split]
         return rows.select(range(number))
 
 
 def stage_config(job: Job, plan: JobPlan, stage: str, steps: StagePlan, **changes: object) -> MethodConfig:
-    """The settings of one stage: decided ones, then those of --settings, then `changes`."""
+    """Return the settings of one stage: the chosen ones, overridden by --settings, overridden by `changes`."""
     options = job.options
     settings: dict[str, object] = {
         "output_dir": str(job.folder / stage),
@@ -120,7 +120,8 @@ def stage_config(job: Job, plan: JobPlan, stage: str, steps: StagePlan, **change
 
 
 def find_plan(job: Job) -> JobPlan | None:
-    """The plan of the job that has begun in this folder. A folder with another job is an error."""
+    """Read the plan of the job that has begun in this folder; None if there is none. A folder with another job is an
+    error."""
     path = job.folder / PLAN
     if not path.exists():
         return None
@@ -134,7 +135,7 @@ def find_plan(job: Job) -> JobPlan | None:
 
 
 def make_plan(job: Job) -> JobPlan:
-    """Inspect data and model, time a few steps, and decide. Nothing is written."""
+    """Inspect data and model, time a few steps, and choose the settings. Nothing is written."""
     options = job.options
     policy = job.load(options.adapter()).to(job.device)
     form, reason = choose_form(policy, job.splits.rows["train"], job.has_form)
@@ -180,7 +181,7 @@ def write_plan(job: Job, plan: JobPlan) -> None:
 
 
 def _some(rows: Dataset, policy: Policy, number: int, prompt: int, completion: int) -> Examples:
-    """Some rows, spread evenly."""
+    """Return `number` rows, spread evenly."""
     chosen = rows.select(range(0, len(rows), max(1, len(rows) // number))).select(range(min(number, len(rows))))
     return Examples(chosen, policy, prompt, completion, progress=False)
 
@@ -189,18 +190,24 @@ def _measure_speed(job: Job, plan: JobPlan, splits: Splits, policy: Policy) -> S
     """Time a few steps of each method, and the decoding of some inputs, with the present model. This changes the
     weights, so the model is discarded afterwards."""
     lengths = plan.max_prompt_length, plan.max_completion_length
-    outputs = time_outputs(
-        policy,
-        _some(splits.rows["validation"], policy, plan.eval_batch_size, *lengths),
-        plan.max_completion_length,
-    )
+    usual = min(plan.max_completion_length, plan.found.completions.most)  # not every model ends its texts before M-FT
+    outputs = time_outputs(policy, _some(splits.rows["validation"], policy, plan.eval_batch_size, *lengths), usual)
+    candidates = 0.0
+    if job.options.static_target != "ground_truth":
+        some = _some(splits.rows["train"], policy, candidate_batch(job, plan), *lengths)
+        candidates = time_candidates(policy, some, job.options.sampling(usual, job.options.num_candidates))
     with tempfile.TemporaryDirectory() as place:
         steps = time_both(job, plan, splits.rows["train"], policy, "ground_truth", place)
-    return Speed(steps[0], steps[1], outputs)
+    return Speed(steps[0], steps[1], outputs, candidates)
+
+
+def candidate_batch(job: Job, plan: JobPlan) -> int:
+    """Return the number of inputs whose candidates are sampled together."""
+    return max(1, 2 * plan.eval_batch_size // job.options.num_candidates)
 
 
 def time_both(job: Job, plan: JobPlan, rows: Dataset, policy: Policy, target: str, place: str) -> tuple[float, float]:
-    """Seconds of a step of M-FT and of semi-offline RL. The model is trained a little."""
+    """Measure the seconds of a step of M-FT and of semi-offline RL. This trains the model a little."""
     number = min(len(rows), 8 * plan.batch_size)
     rows = rows.select(range(0, len(rows), max(1, len(rows) // number))).select(range(number))
     own = {"output_dir": place, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}

@@ -29,7 +29,7 @@ from semioffline.validation import (
 )
 
 METHODS = {MFT: "mft", RL: "semi_offline", MORE_MFT: "mft"}
-"""stage that trains -> its method"""
+"""The method of each stage that trains."""
 DECIDED = {
     "output_dir": "every stage has its folder in --output_dir",
     "max_steps": "use --mft_steps, --rl_steps or --more_mft_steps",
@@ -37,7 +37,7 @@ DECIDED = {
     "max_prompt_length": "use --max_prompt_length",
     "max_completion_length": "use --max_completion_length",
 }
-"""Settings of a stage that the job decides -> what to do instead."""
+"""Settings of a stage that the job chooses -> which flag to use instead."""
 _STEPS = STEPS._replace(low=0)
 _FREE = ("output_dir", "dry_run")
 
@@ -125,9 +125,9 @@ class JobOptions(Options):
         return None if self.lora_r is None else lora_config(self.lora_r, self.lora_alpha)
 
     def sampling(self, max_new_tokens: int, number: int) -> Decoding:
-        """The decoding settings of static targets."""
+        """Return the decoding settings of static targets."""
         return Decoding(do_sample=True, top_p=0.95, max_new_tokens=max_new_tokens, num_return_sequences=number)
 
     def made_with(self) -> dict[str, object]:
-        """The options that the result depends on."""
+        """Return the options that the result depends on."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _FREE}

@@ -1,7 +1,7 @@
-"""The plan of a job: rules that choose settings from data and model, and the file that keeps them.
+"""The plan of a job: rules that choose settings from data and model, and the file that stores them.
 
-The plan is written once, before the first step. A job that continues reads it, so that numbers of steps, which depend
-on measured times, do not change.
+The plan is written once, before the first step. A job that continues reads it, because numbers of steps depend on
+measured times and must not change.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from semioffline.training.mask_token import MaskCheck
 
 PLAN = "plan.json"
 EVALUATIONS = 5
-"""On validation, about, in each stage."""
+"""Approximate number of validations in each stage."""
 FEWEST_STEPS = 20
 FEWEST_TESTS = 500
 FEWEST_VALIDATED = 64
 TEST_SHARE = 0.3
-"""Of the minutes, which testing may take before test inputs are left out."""
+"""Share of the minutes that testing may take. If it would take more, fewer test inputs are used."""
 VALIDATION_SHARE = 0.2
-"""Of the minutes, which evaluations may take before validation inputs are left out."""
+"""Share of the minutes that evaluations may take. If they would take more, fewer validation inputs are used."""
+CANDIDATE_PASSES = 2
+"""Passes of the RL stage over inputs with candidates: with more inputs, candidates would take most of the time."""
+PROBED = 64
+"""Inputs of the probe that chooses the static target."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,14 @@ class Speed(Record):
     mft_step: float
     rl_step: float
     output: float
-    """To decode one input."""
+    """Seconds to decode one input."""
+    candidates: float = 0.0
+    """Seconds to sample the candidates of one input."""
 
 
 @dataclass(frozen=True)
 class StagePlan(Record):
-    """One stage that trains."""
+    """The plan of one stage that trains."""
 
     steps: int
     learning_rate: float
@@ -52,9 +58,9 @@ class JobPlan(Record):
     """The decisions before the first step, as stored in plan.json."""
 
     made_with: dict[str, object]
-    """The options of the job; others are refused."""
+    """The options of the job. A folder with other options is rejected."""
     digest: str
-    """Of the rows."""
+    """Digest of the rows."""
     parameters: int
     model_kind: str
     device: str
@@ -66,16 +72,16 @@ class JobPlan(Record):
     mask: MaskCheck
     speed: Speed
     mft: StagePlan | None
-    """None: the model knows its mask token, or the user wants no M-FT."""
+    """None if the model knows its mask token, or if the user wants no M-FT."""
     rl: StagePlan
     tested: int
-    """Test inputs."""
+    """Number of test inputs."""
     validated: int
-    """Validation inputs."""
+    """Number of validation inputs."""
     batch_size: int
     eval_batch_size: int
     seconds: dict[str, float] = field(default_factory=dict)
-    """stage -> what it will take, about"""
+    """stage -> estimated seconds"""
 
 
 def learning_rates(parameters: int, is_t5: bool, has_adapter: bool) -> tuple[float, float]:
@@ -88,21 +94,23 @@ def learning_rates(parameters: int, is_t5: bool, has_adapter: bool) -> tuple[flo
 
 
 def wanted_steps(rows: int, batch_size: int) -> tuple[int, int]:
-    """(M-FT, RL): three passes over the training rows, 100 to 600 steps; one pass, 100 to 300 steps."""
+    """Choose numbers of steps (M-FT, RL). M-FT: three passes over the training rows, 100 to 600 steps. RL: one pass,
+    100 to 300 steps."""
     epoch = math.ceil(rows / batch_size)
     return min(max(3 * epoch, 100), 600), min(max(epoch, 100), 300)
 
 
 def eval_interval(steps: int) -> int:
-    """The steps between evaluations: a divisor of all steps, so that the last step is also evaluated; about EVALUATIONS
-    in all."""
+    """Return the number of steps between evaluations. It divides all steps, so that the last step is evaluated, and
+    gives about EVALUATIONS evaluations."""
     return next(n for n in range(1, steps + 1) if steps % n == 0 and n >= steps / EVALUATIONS)
 
 
 def plan_stages(
     options: JobOptions, rates: tuple[float, float], rows: Mapping[str, int], speed: Speed, needs_mft: bool
 ) -> tuple[StagePlan | None, StagePlan, int, int]:
-    """(M-FT, RL, test inputs, validation inputs): what the data ask for, cut to the minutes that the user has."""
+    """Return (M-FT, RL, test inputs, validation inputs): what the data need, reduced to the minutes that the user
+    has."""
     wanted = wanted_steps(rows["train"], options.batch_size)
     first, second = (options.mft_steps, options.rl_steps)
     mft = 0 if not needs_mft else wanted[0] if first is None else first
@@ -115,8 +123,10 @@ def plan_stages(
     validated = min(rows["validation"], options.validation_inputs)
     validated = min(validated, max(FEWEST_VALIDATED, int(VALIDATION_SHARE * budget / (evaluations * speed.output))))
     fixed = speed.output * (models * tested + evaluations * validated)
+    target = 0.0 if options.static_target == "ground_truth" else speed.candidates
+    fixed += 2 * PROBED * target  # more M-FT takes the same time as the probe, the candidates and RL
     left = max(budget - fixed, 0.0)
-    training = mft * speed.mft_step + 2 * rl * (speed.rl_step + options.batch_size * speed.output)
+    training = mft * speed.mft_step + 2 * rl * (speed.rl_step + target * options.batch_size / CANDIDATE_PASSES)
     share = min(1.0, left / training)
     if first is None and mft:
         mft = _cut(mft, share)
@@ -133,8 +143,13 @@ def plan_stages(
     return stages[0], stages[1], tested, validated
 
 
+def rows_with_candidates(plan: JobPlan) -> int:
+    """Return the number of training rows that get candidates."""
+    return min(plan.found.rows["train"], math.ceil(plan.rl.steps * plan.batch_size / CANDIDATE_PASSES))
+
+
 def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -> dict[str, float]:
-    """stage -> estimated seconds."""
+    """Return stage -> estimated seconds."""
     speed, models = plan.speed, 3 + (plan.mft is not None) - (options.more_mft_steps == 0)
 
     def evaluated(stage: StagePlan) -> float:
@@ -142,8 +157,7 @@ def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -
 
     found = {} if plan.mft is None else {"M-FT": plan.mft.steps * speed.mft_step + evaluated(plan.mft)}
     if with_candidates:
-        rows = min(plan.found.rows["train"], plan.rl.steps * plan.batch_size)
-        found["static targets"] = rows * speed.output
+        found["static targets"] = (PROBED + rows_with_candidates(plan)) * speed.candidates
     found["semi-offline RL"] = plan.rl.steps * speed.rl_step + evaluated(plan.rl)
     if options.more_mft_steps != 0:
         found["more M-FT"] = found["semi-offline RL"] + found.get("static targets", 0.0)
@@ -152,11 +166,11 @@ def estimate(plan: JobPlan, options: JobOptions, with_candidates: bool = True) -
 
 
 def _cut(steps: int, share: float) -> int:
-    """A smaller number of steps, divisible by EVALUATIONS."""
+    """Return a smaller number of steps, divisible by EVALUATIONS."""
     fewer = max(int(steps * share), FEWEST_STEPS)
     return min(steps, max(FEWEST_STEPS, fewer // EVALUATIONS * EVALUATIONS))
 
 
 def _round(rate: float) -> float:
-    """One digit."""
+    """Round to one digit."""
     return float(f"{rate:.0e}")

@@ -1,4 +1,4 @@
-"""Results of a job (`semioffline run`): every model that was tested, and how far the result is ahead of it."""
+"""Results of a job (`semioffline run`): every tested model, and the difference of the result from it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ INITIAL, MFT, MORE_MFT, RESULT = "initial", "mft", "more_mft", "semi_offline"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResult(Record):
-    """One model of a job on the test split."""
+    """The scores of one model of a job on the test split."""
 
     label: str
-    """As tables show it: `initial checkpoint`, `M-FT`, `more M-FT`, `semi-offline RL`."""
+    """The name in tables: `initial checkpoint`, `M-FT`, `more M-FT` or `semi-offline RL`."""
     folder: str
-    """Its run folder, relative to that of the job: metrics.jsonl, config.yaml, predictions.jsonl, before.jsonl. The
-    initial checkpoint has predictions alone."""
+    """Its run folder, relative to that of the job, with metrics.jsonl, config.yaml, predictions.jsonl and before.jsonl.
+    That of the initial checkpoint has only predictions.jsonl."""
     metrics: dict[str, MetricResult]
-    """`reward` is the trained reward, also if it is a sum of several."""
+    """metric -> result; `reward` is the trained reward, or the sum of several."""
     seconds: float
-    """Of the stages that made it from the model before it; more M-FT and the result have the same time."""
+    """Seconds of the stages that made it from its initial model. They are the same for more M-FT and the result."""
     cost_per_input: dict[str, float] = field(default_factory=dict)
     difference: Difference | None = None
     """The result's reward minus that of this model, over the same test inputs; None for the result."""
@@ -33,7 +33,7 @@ class ModelResult(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult(Record):
-    """result.json of a job."""
+    """The result.json of a job."""
 
     kind: str = "job"
     title: str
@@ -41,7 +41,7 @@ class JobResult(Record):
     """Name of the trained reward."""
     sentence: str
     models: dict[str, ModelResult]
-    """In the order of the table: INITIAL, MFT, MORE_MFT, RESULT. MFT is absent where none was needed."""
+    """Models in the order of the table: INITIAL, MFT, MORE_MFT, RESULT. MFT is absent if it was not needed."""
     preparation: dict[str, float] = field(default_factory=dict)
-    """stage that is not a model's training -> its seconds"""
+    """other stage, such as the candidates -> its seconds"""
     about: Provenance

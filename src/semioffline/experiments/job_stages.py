@@ -18,11 +18,11 @@ from semioffline.config import MethodConfig
 from semioffline.data.candidates import OUTPUT, write_candidates
 from semioffline.data.examples import Examples
 from semioffline.evaluation.results import Evaluation, MetricResult, write_predictions
-from semioffline.experiments.job import MODEL, Job, stage_config, time_both
-from semioffline.experiments.job_plan import JobPlan, StagePlan, eval_interval
+from semioffline.experiments.job import MODEL, Job, candidate_batch, stage_config, time_both
+from semioffline.experiments.job_plan import PROBED, JobPlan, StagePlan, eval_interval, rows_with_candidates
 from semioffline.experiments.job_results import INITIAL, MFT, MORE_MFT
 from semioffline.experiments.job_results import RESULT as RL
-from semioffline.experiments.static_target import INPUTS, StaticChoice, choose_target, probe_target
+from semioffline.experiments.static_target import StaticChoice, choose_target, probe_target
 from semioffline.experiments.timing import free_memory
 from semioffline.methods.semi_offline import SemiOfflineConfig
 from semioffline.policy.policy import Policy
@@ -42,12 +42,12 @@ LABELS = {INITIAL: "initial checkpoint", MFT: "M-FT", RL: "semi-offline RL", MOR
 TRAINED, TESTED, PREDICTIONS = "trained.json", "tested.json", "predictions.jsonl"
 TARGET, STEPS, CANDIDATES, SECONDS = "static_target.json", "steps.json", "candidates", "seconds.json"
 SHARD = 64
-"""Inputs whose candidates a kill loses at most."""
+"""Number of inputs in a shard: a kill loses at most the candidates of these."""
 
 
 @dataclass(frozen=True)
 class Trained(Record):
-    """trained.json: the model of a stage is complete."""
+    """The content of trained.json. The file exists when the model of a stage is complete."""
 
     steps: int
     seconds: float
@@ -56,7 +56,7 @@ class Trained(Record):
 
 @dataclass(frozen=True)
 class Tested(Record):
-    """tested.json: a model on the test rows."""
+    """The content of tested.json: the scores of one model on the test rows."""
 
     metrics: dict[str, MetricResult]
     rewards: list[float]
@@ -65,22 +65,22 @@ class Tested(Record):
 
 @dataclass(frozen=True)
 class MoreSteps(Record):
-    """steps.json: the number of steps of more M-FT, computed once."""
+    """The content of steps.json: the number of steps of more M-FT, computed once."""
 
     steps: int
     mft_step: float
     """Seconds of a step of M-FT and of semi-offline RL, timed one after the other."""
     rl_step: float
     static_targets: float
-    """Seconds that choosing and making static targets took."""
+    """Seconds of choosing and making static targets."""
 
 
 # ---- training ----
 
 
 def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Dataset, **own: object) -> Trained:
-    """Train one model and save it: after M-FT the last weights, else those that are best on validation, which
-    may be those it began with."""
+    """Train one model and save it. M-FT keeps its last weights. Other stages keep the best weights on validation, which
+    may be the initial ones."""
     folder = job.folder / name
     if not (folder / TRAINED).exists():
         job.say(f"\n{LABELS[name]}: {stage.steps} steps, learning rate {stage.learning_rate:g}")
@@ -107,14 +107,14 @@ def train_stage(job: Job, plan: JobPlan, name: str, stage: StagePlan, rows: Data
 
 
 def _start_was_best(trainer: SemiOfflineTrainer) -> bool:
-    """Whether validation before the first step was better than at the best one; where the best weights are kept."""
+    """Return whether the validation reward before the first step is higher than that of the best step."""
     best, name = trainer.state.best_metric, "eval_" + str(trainer.args.metric_for_best_model).removeprefix("eval_")
     before = [log[name] for log in trainer.state.log_history if log["step"] == 0 and name in log]
     return best is not None and bool(before) and before[0] > best
 
 
 def load_start(job: Job, plan: JobPlan, name: str) -> Policy:
-    """The initial model of a stage."""
+    """Load the initial model of a stage."""
     if name == MFT or plan.mft is None:
         return job.load(job.options.adapter())
     return job.load_saved(job.folder / MFT / MODEL)
@@ -152,7 +152,7 @@ def test_model(job: Job, plan: JobPlan, name: str) -> Tested:
 
 
 def _add_reward(evaluation: Evaluation, rewards: RewardSet) -> None:
-    """`reward`: the weighted sum of what was trained for, first of the metrics."""
+    """Add `reward`, the weighted sum of the trained rewards, as the first metric."""
     sums = rewards.add({name: evaluation.values[name] for name in rewards.functions}).tolist()
     parts = zip(rewards.weights, rewards.functions, strict=True)
     said = " + ".join(name if weight == 1 else f"{weight:g}*{name}" for weight, name in parts)
@@ -180,8 +180,8 @@ def _probe(job: Job, plan: JobPlan) -> StaticChoice:
     args = stage_config(job, plan, RL, plan.rl)
     assert isinstance(args, SemiOfflineConfig)
     rewards = RewardSet(job.rewards, args.reward_weights, device=job.device)
-    rows = _rows_of_rl(job, plan)
-    rows = rows.select(range(min(INPUTS, len(rows))))
+    rows = _rows_with_candidates(job, plan)
+    rows = rows.select(range(min(PROBED, len(rows))))
     with tempfile.TemporaryDirectory() as place:
         path = _write_candidates(job, plan, policy, rewards, args, rows, Path(place))
         scored = _with_any(load_rows(path))
@@ -197,12 +197,10 @@ def _probe(job: Job, plan: JobPlan) -> StaticChoice:
 
 
 def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Dataset:
-    """The training rows of RL, with candidates where they are masked."""
-    rows = _rows_of_rl(job, plan)
-    if choice.target == "ground_truth":
+    """Return the training rows of RL. If candidates are masked, make them first."""
+    if choice.target == "ground_truth" or "candidates" in job.rows(plan, "train").column_names:
         return job.rows(plan, "train")
-    if "candidates" in rows.column_names:
-        return rows
+    rows = _rows_with_candidates(job, plan)
     folder = job.folder / CANDIDATES
     if not (folder / SECONDS).exists():
         job.say(f"static targets: {job.options.num_candidates} candidates for each of {len(rows)} inputs")
@@ -213,7 +211,7 @@ def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Datase
         _write_candidates(job, plan, policy, rewards, args, rows, folder)
         shards = math.ceil(len(rows) / SHARD)
         made, seconds = shards - before, time.perf_counter() - began
-        whole = seconds * shards / made if made else len(rows) * plan.speed.output
+        whole = seconds * shards / made if made else len(rows) * plan.speed.candidates
         write_atomically(folder / SECONDS, json.dumps({"seconds": whole}))
         del policy
         free_memory()
@@ -223,10 +221,9 @@ def make_static_targets(job: Job, plan: JobPlan, choice: StaticChoice) -> Datase
     return scored
 
 
-def _rows_of_rl(job: Job, plan: JobPlan) -> Dataset:
-    """A random selection of as many inputs as the RL stage uses."""
-    rows = job.rows(plan, "train")
-    return rows.shuffle(seed=job.options.seed).select(range(min(len(rows), plan.rl.steps * plan.batch_size)))
+def _rows_with_candidates(job: Job, plan: JobPlan) -> Dataset:
+    """Return a random selection of training rows, as many as get candidates."""
+    return job.rows(plan, "train").shuffle(seed=job.options.seed).select(range(rows_with_candidates(plan)))
 
 
 def _write_candidates(
@@ -235,7 +232,7 @@ def _write_candidates(
     limits = plan.max_prompt_length, plan.max_completion_length
     examples = Examples(rows, policy, *limits, args.truncation_side, progress=False)
     decoding = job.options.sampling(limits[1], job.options.num_candidates)
-    batch = max(1, 2 * plan.eval_batch_size // job.options.num_candidates)
+    batch = candidate_batch(job, plan)
     policy.eval()
     return write_candidates(
         policy, examples, rows, decoding, rewards, folder, {}, batch, SHARD, job.options.seed
@@ -243,7 +240,7 @@ def _write_candidates(
 
 
 def _with_any(rows: Dataset) -> Dataset:
-    """Only the rows that have a candidate."""
+    """Keep only the rows that have a candidate."""
     return rows.filter(bool, input_columns="candidates")
 
 
@@ -251,8 +248,8 @@ def _with_any(rows: Dataset) -> Dataset:
 
 
 def count_more_steps(job: Job, plan: JobPlan, choice: StaticChoice, rows: Dataset) -> StagePlan | None:
-    """More M-FT for as long as RL takes with its static targets. The steps of both are timed one after the other, in
-    the same minute; None: the user wants none of it."""
+    """Plan more M-FT for as long as RL takes with its static targets; None if the user wants none. Steps of both are
+    timed one after the other."""
     given, path = job.options.more_mft_steps, job.folder / STEPS
     if given == 0:
         return None
@@ -273,11 +270,11 @@ def count_more_steps(job: Job, plan: JobPlan, choice: StaticChoice, rows: Datase
 
 
 def _divisible(steps: int) -> int:
-    """The next number divisible by five, so that the last step is also evaluated."""
+    """Return the next number divisible by five, so that the last step is also evaluated."""
     return -(-steps // 5) * 5
 
 
 def static_seconds(job: Job) -> dict[str, float]:
-    """stage -> seconds of the work for RL before it begins."""
+    """Return the seconds of each stage that prepares RL: the probe and the static targets."""
     paths = {"probe": job.folder / TARGET, "static targets": job.folder / CANDIDATES / SECONDS}
     return {name: float(read_json(path).get("seconds", 0.0)) for name, path in paths.items() if path.exists()}

@@ -1,4 +1,4 @@
-"""The output of a job: its plan at the start, one table and one sentence at the end."""
+"""Print a job: its plan at the start, one table and one sentence at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semioffline.printing import show_table
 
 
 def plan_lines(title: str, reward: str, plan: JobPlan, options: JobOptions) -> list[tuple[str, str]]:
-    """The lines of the plan, (margin, text) each: stages, decisions and their reasons."""
+    """Return the lines of the plan, (margin, text) each: stages, choices and their reasons."""
     found = plan.found
     rows = ", ".join(
         f"{split} {number:,}{' (cut from train)' if split in found.cut else ''}" for split, number in found.rows.items()
@@ -56,14 +56,14 @@ def _stage(stage: StagePlan, plan: JobPlan) -> str:
 
 
 def duration(seconds: float) -> str:
-    """For people."""
+    """Format seconds for people."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def sentence(reward: str, models: dict[str, ModelResult]) -> str:
-    """One sentence with the score of more M-FT (or of the model before RL), the score of RL, and the difference."""
+    """Return one sentence with the scores of more M-FT (or the model before RL) and of RL, and their difference."""
     over = next(name for name in (MORE_MFT, MFT, INITIAL) if name in models)
     said = {MFT: "the fine-tuned model", INITIAL: "the initial checkpoint"}
     other = said[over] if over in said else fine_tuning(models[RESULT].seconds, models[MORE_MFT].seconds)
@@ -75,14 +75,15 @@ def sentence(reward: str, models: dict[str, ModelResult]) -> str:
 
 
 def fine_tuning(rl_seconds: float, seconds: float) -> str:
-    """What RL is compared with. The times differ if the machine was busy in between, or if the steps were given."""
+    """Return what RL is compared with, in words. The times differ if the machine was busy in between, or if the steps
+    were given."""
     if abs(seconds - rl_seconds) <= max(rl_seconds / 4, 5.0):
         return "fine-tuning for the same time"
     return f"fine-tuning for {duration(seconds)} (RL: {duration(rl_seconds)})"
 
 
 def better_model(models: dict[str, ModelResult]) -> str | None:
-    """The best of the models that RL is behind by more than chance."""
+    """Return the best of the models that are significantly better than RL; None if there is none."""
     found = [name for name, model in models.items() if model.difference is not None and model.difference.high < 0]
     return max(found, key=lambda name: models[name].metrics["reward"].mean, default=None)
 
@@ -92,7 +93,7 @@ def _shown(metric: str, value: float, sign: str = "") -> str:
 
 
 def show_result(result: JobResult) -> None:
-    """The table, with a column for each model."""
+    """Print the table, with a column for each model."""
     models = list(result.models.values())
     inputs = models[0].metrics["reward"].inputs
     ahead = [model.difference for model in models]

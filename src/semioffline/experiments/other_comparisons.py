@@ -1,4 +1,4 @@
-"""Runs of other comparisons from the same initial checkpoint, as rows METHOD@LABEL of a table (`--beside`)."""
+"""Read other comparisons from the same initial checkpoint, as rows METHOD@LABEL of a table (`--beside`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Runs = dict[str, list[RunResult]]
 
 
 def labelled_folders(words: list[str]) -> dict[str, Path]:
-    """LABEL=FOLDER of other comparisons -> label and folder."""
+    """Parse LABEL=FOLDER words into label -> folder."""
     found: dict[str, Path] = {}
     for word in words:
         label, _, folder = word.partition("=")
@@ -40,7 +40,7 @@ def _read_comparison(folder: Path, label: str) -> Comparison:
 
 
 def read_other(folder: Path, label: str, own: Runs) -> tuple[OtherComparison, Runs]:
-    """Another comparison and its runs, METHOD@LABEL, without its initial checkpoint. own: the runs of this one.
+    """Read another comparison and its runs METHOD@LABEL, without its initial checkpoint. own: the runs of this one.
 
     Both must start from the same checkpoint and test it in the same way.
     """

@@ -20,7 +20,7 @@ from semioffline.storage.files import read_content
 from semioffline.storage.untrusted import check_name
 
 START = "start"
-"""The row of the initial checkpoint, which all methods start from."""
+"""The name of the initial checkpoint, which all methods start from."""
 RESULT = "result.json"
 
 
@@ -35,38 +35,38 @@ class Heading(TypedDict, total=False):
 
 @dataclass
 class Plan:
-    """The plan of a comparison."""
+    """What a comparison runs, and with which data, budget and settings."""
 
     folder: Path
     methods: list[str]
     seeds: dict[str, list[int]]
     rewards: Sequence[Metric]
     rows: Dataset | None
-    """Training rows; None (as of `dev` and `test`): only a table of finished runs is made."""
+    """Training rows. None, as for `dev` and `test`: only a table of finished runs is made."""
     dev: Dataset | None
     test: Dataset | None
     load: Callable[[], Policy]
     """Loads the initial checkpoint."""
     settings: Callable[..., MethodConfig]
-    """The settings of a method: called with its name, and with changes by keyword."""
+    """Returns the settings of a method, given its name and changes by keyword."""
     budget_seconds: float | None
     budget_steps: int | None
     steps: dict[str, int] = field(default_factory=dict)
-    """method -> its own number of steps, whatever the budget"""
+    """method -> its own number of steps, independent of the budget"""
     reference: str = "semi_offline"
     evaluations: int = 6
-    """Evaluations on validation: at the end, at half of the steps, at a quarter, ..."""
+    """Number of evaluations on validation: at the end, at half of the steps, at a quarter, ..."""
     keep: str = "best"
-    """Which checkpoint is tested: "best" (by the reward on validation) or "last"."""
+    """The checkpoint that is tested: "best" (by validation reward) or "last"."""
     jobs: int = 1
-    """Runs at a time. With more than one and a budget in seconds, each method is timed alone first; with a budget in
-    steps, seconds are unknown."""
+    """Number of runs at a time. With several, and a budget in seconds, each method is timed alone first. With a budget
+    in steps, seconds are unknown."""
     command: Callable[[str, int], list[str]] | None = None
-    """The command that runs one method and seed in a process of its own, for jobs > 1."""
+    """Returns the command that runs one method and seed in its own process, for jobs > 1."""
     about: Provenance = field(default_factory=lambda: Provenance("", None, {}))
     """The command, commit and versions of this process."""
     made_with: Mapping[str, object] = field(default_factory=dict)
-    """What all runs depend on in addition to `settings`."""
+    """What all runs depend on, in addition to `settings`."""
     beside: dict[str, Path] = field(default_factory=dict)
     """label -> folder of a finished comparison from the same initial checkpoint, whose runs are added to the table"""
     extra: Heading = field(default_factory=lambda: Heading())
@@ -75,23 +75,23 @@ class Plan:
         return run_folder(self.folder, method, seed)
 
     def every(self) -> list[tuple[str, int]]:
-        """Every (method, seed). Seeds are interleaved, so an interrupted comparison covers every method, and runs of
-        one method that need much memory rarely overlap."""
+        """Return every (method, seed). Seeds are interleaved, so an interrupted comparison covers every method, and
+        runs of one method that need much memory rarely overlap."""
         turns = range(max(len(self.seeds[method]) for method in self.methods))
         return [(method, seed) for n in turns for method in self.methods for seed in self.seeds[method][n : n + 1]]
 
     def missing(self) -> list[tuple[str, int]]:
-        """Every (method, seed) without a result."""
+        """Return every (method, seed) without a result."""
         return [run for run in self.every() if not (self.run_folder(*run) / RESULT).exists()]
 
 
 def run_folder(folder: Path, method: str, seed: int) -> Path:
-    """The folder of one run, in that of its comparison."""
+    """Return the folder of one run, inside the folder of its comparison."""
     return folder / "runs" / f"{check_name('method', method)}-seed{seed}"
 
 
 def read_run(folder: Path) -> RunResult:
-    """The result of a finished run, from its folder."""
+    """Read the result of a finished run."""
     path = folder / RESULT
     try:
         return RunResult.from_json(json.loads(read_content(path)))

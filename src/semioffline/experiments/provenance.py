@@ -1,4 +1,4 @@
-"""How a result was made."""
+"""Record how a result was made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOT_SETTINGS |= {"hub_token", "dataloader_pin_memory"}
 
 @dataclass(frozen=True)
 class Provenance(Record):
-    """The command, commit and versions behind a result, as result files have them under `about`."""
+    """The command, commit and versions behind a result, stored under `about`."""
 
     command: str
     commit: str | None
@@ -45,7 +45,7 @@ class Provenance(Record):
 
 @dataclass(frozen=True)
 class DataDigest(Record):
-    """Identifies a split: the digest changes with any row and with the order of the rows."""
+    """Identifies a split: its digest changes with any row and with the order of the rows."""
 
     rows: int
     digest: str
@@ -53,19 +53,19 @@ class DataDigest(Record):
 
 @dataclass(frozen=True)
 class RunProvenance(Record):
-    """about.json: how a run was made, for its report."""
+    """The content of about.json: how a run was made, for its report."""
 
     about: Provenance
     settings: dict[str, object] = field(default_factory=dict)
-    """Those that differ from their defaults."""
+    """Settings that differ from their defaults."""
     data: dict[str, DataDigest] = field(default_factory=dict)
-    """split -> what was read"""
+    """split -> the digest of its rows"""
 
 
 def write_about(
     folder: Path, made: Provenance, options: Sequence[DataclassInstance], splits: Mapping[str, Dataset | None]
 ) -> None:
-    """about.json: command and versions, settings that differ from their defaults, and what was read of each split."""
+    """Write about.json: command, versions, settings that differ from their defaults, and the digest of each split."""
     data = {
         name: DataDigest(len(rows), digest_columns(cast(Iterable[Mapping[str, object]], rows)))
         for name, rows in splits.items()
@@ -76,7 +76,7 @@ def write_about(
 
 
 def changed_settings(*options: DataclassInstance) -> dict[str, object]:
-    """The settings that differ from their defaults. Of folders, only the last part of the path."""
+    """Return the settings that differ from their defaults. Paths of folders are shortened to their last part."""
     changed: dict[str, object] = {}
     for option in options:
         values = settings_of(option)
@@ -92,8 +92,8 @@ def changed_settings(*options: DataclassInstance) -> dict[str, object]:
 
 
 def commit(checkout: Path = Path(__file__).parents[3]) -> str | None:
-    """The commit of the checkout that this code runs from, and whether files have changed since; None where it is
-    installed without one."""
+    """Return the commit of the checkout that this code runs from, and whether files have changed since; None without a
+    checkout."""
     head = _head(checkout / ".git")
     if head is None:
         return None

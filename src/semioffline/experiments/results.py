@@ -18,9 +18,9 @@ class CurvePoint(Record):
     reward: float
     step: float = 0
     seconds: float = 0.0
-    """Of training steps so far."""
+    """Seconds of training steps so far."""
     forward_passes: float = 0.0
-    """Over all inputs so far."""
+    """Forward passes so far, over all inputs."""
     stderr: float | None = None
     """Standard error of the reward over the inputs, where it is known."""
 
@@ -31,11 +31,11 @@ class CurvePoint(Record):
 
 @dataclass(frozen=True)
 class Timing(Record):
-    """How long the steps of a method take, as plan.json has it."""
+    """Seconds of the steps of a method, as stored in plan.json."""
 
     seconds_per_step: float
     seconds_recording: float
-    """Once, for capturing CUDA graphs."""
+    """Seconds of capturing CUDA graphs, once."""
     steps: int | None = None
     """Steps that fit into the budget; None for a budget in steps."""
 
@@ -45,7 +45,7 @@ class Timing(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(Record):
-    """One method with one seed: result.json in the folder of a run."""
+    """The result.json of one run: one method with one seed."""
 
     method: str
     seed: int
@@ -54,7 +54,7 @@ class RunResult(Record):
     """Step of the checkpoint that was tested; None: the last one."""
     validation_inputs: int = 0
     seconds: float | None
-    """Of training; None where runs share the machine."""
+    """Seconds of training; None if runs share the machine."""
     timed: str
     wall_seconds: float
     peak_mb: float | None
@@ -77,7 +77,7 @@ class MetricSummary(Record):
     """Lower end of the 95 % interval over inputs."""
     high: float
     p: float | None = None
-    """Of the difference from the reference method; None for the reference."""
+    """p-value of the difference from the reference method; None for the reference."""
     by_seed: list[float] = field(default_factory=list)
     signature: str = ""
 
@@ -89,7 +89,7 @@ class MethodSummary(Record):
     seeds: list[int]
     metrics: dict[str, MetricSummary]
     forward_passes: float
-    """Per input."""
+    """Forward passes per input."""
     cost_per_input: dict[str, float] = field(default_factory=dict)
     steps: float
     best_steps: list[int | None] = field(default_factory=list)
@@ -98,9 +98,10 @@ class MethodSummary(Record):
     peak_mb: float | None
     curve: list[CurvePoint]
     matched_after: float | None
-    """Seconds after which the reference reached the best validation reward of this method; None: never, or unknown."""
+    """Seconds that the reference needed to reach the best validation reward of this method; None: it never did, or it
+    is unknown."""
     p_by_method: dict[str, float] = field(default_factory=dict)
-    """other method -> p of the difference of the first metric"""
+    """other method -> p-value of the difference of the first metric"""
 
     @property
     def best_reward(self) -> float:
@@ -110,7 +111,7 @@ class MethodSummary(Record):
 
 @dataclass(frozen=True)
 class OtherComparison(Record):
-    """Where the rows METHOD@LABEL of a comparison come from."""
+    """Provenance of another comparison whose runs are the rows METHOD@LABEL."""
 
     about: Provenance
     preparation: dict[str, float] = field(default_factory=dict)
@@ -118,25 +119,25 @@ class OtherComparison(Record):
 
 @dataclass(frozen=True)
 class Comparison(Record):
-    """comparison.json: every method, tested against the reference."""
+    """The content of comparison.json: every method, tested against the reference."""
 
     metrics: list[str]
     percent: dict[str, bool]
-    """metric that is not of the surface -> whether it is shown times 100"""
+    """metric -> whether it is shown times 100, without the metrics of the surface"""
     reference: str
     methods: dict[str, MethodSummary]
     wall_seconds: float
-    """Of all runs, added."""
+    """Sum of the seconds of all runs."""
     about: Provenance
     missing: list[str] = field(default_factory=list)
-    """METHOD:SEED of runs that are not done."""
+    """Unfinished runs, as METHOD:SEED."""
     others: dict[str, OtherComparison] = field(default_factory=dict)
-    """label -> another comparison whose runs are rows of this one (`beside` in the file)"""
+    """label -> another comparison whose runs are rows of this one (key `beside` in the file)"""
     title: str = ""
     own_settings: dict[str, dict[str, object]] = field(default_factory=dict)
-    """method -> the settings that it does not share"""
+    """method -> settings that differ from the shared ones"""
     preparation: dict[str, float] = field(default_factory=dict)
-    """stage before the runs, which all methods share -> its seconds"""
+    """stage that all methods share -> its seconds"""
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Self:

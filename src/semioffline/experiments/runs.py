@@ -1,4 +1,4 @@
-"""One run of a comparison: train one method with one seed, evaluate on validation, test."""
+"""Make one run of a comparison: train one method with one seed, evaluate on validation, and test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = "settings.json"
 
 
 def run_one(plan: Plan, method: str, seed: int) -> None:
-    """Train and test one method with one seed. result.json in its folder marks it as done."""
+    """Train and test one method with one seed. The result.json in its folder marks it as done."""
     folder = plan.run_folder(method, seed)
     timing = _timing(plan, method)
     steps = _steps(plan, method, None if timing is None else timing.steps)
@@ -76,8 +76,7 @@ def run_one(plan: Plan, method: str, seed: int) -> None:
 
 
 def _timing(plan: Plan, method: str) -> Timing | None:
-    """The timing of a method. A budget in steps needs none; then it is the result of `--only timing`, if there is
-    one."""
+    """Return the timing of a method. With a budget in steps it is that of `--only timing`, or None."""
     if method == START or plan.budget_steps is not None:
         return known_timings(plan).get(method)
     return time_method(plan, method)
@@ -100,7 +99,7 @@ def check_finished_run(plan: Plan, method: str, seed: int) -> None:
 
 
 def _noted(plan: Plan, args: MethodConfig) -> dict[str, object]:
-    """The settings that a run depends on, for its settings.json."""
+    """Return the settings that a run depends on, for its settings.json."""
     budget = "seconds" if plan.budget_steps is None else "steps"
     return json.loads(json.dumps(args.to_dict() | {"budget": budget, "comparison": plan.made_with}, default=str))
 
@@ -112,7 +111,7 @@ def _how_timed(plan: Plan, alone: Timing | None) -> str:
 
 
 def _steps(plan: Plan, method: str, planned: int | None) -> int:
-    """Optimizer steps of a method. planned: those that fit into a budget in seconds."""
+    """Return the number of optimizer steps of a method. planned: those that fit into a budget in seconds."""
     if method == START:
         return 0
     steps = plan.steps.get(method) or plan.budget_steps or planned
@@ -126,8 +125,8 @@ def _validation_inputs(plan: Plan) -> int:
 
 
 def _initial_point(plan: Plan, method: str, args: MethodConfig) -> CurvePoint | None:
-    """The reward on validation before the first step, from the run of the initial checkpoint. None: that run is not
-    done, or this method is evaluated in another way."""
+    """Return the validation reward before the first step, from the run of the initial checkpoint; None if that run is
+    not done, or if this method is evaluated differently."""
     start = plan.run_folder(START, plan.seeds[START][0])
     if method == START or not (start / RESULT).exists():
         return None
@@ -139,7 +138,7 @@ def _initial_point(plan: Plan, method: str, args: MethodConfig) -> CurvePoint | 
 def _curve(
     folder: Path, trainer: SemiOfflineTrainer, passes: float, alone: Timing | None, first: CurvePoint | None
 ) -> list[CurvePoint]:
-    """Reward on validation against seconds of training steps and forward passes over all inputs.
+    """Return the validation rewards with the seconds of training steps and the forward passes over all inputs.
 
     Args:
         passes: Forward passes per input.

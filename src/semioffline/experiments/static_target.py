@@ -1,7 +1,7 @@
-"""Which text is masked: the ground truth or the worst candidate. Chosen by a probe on a few inputs.
+"""Choose the text to mask, the ground truth or the worst candidate, by a probe on a few inputs.
 
-The paper masks the ground truth for rewards that are not text overlap, and the worst candidate for those that are: a
-text that has the highest reward already leaves its samples nothing to gain. The probe measures this for any reward.
+The paper masks the worst candidate if the reward is text overlap, and else the ground truth: samples of a text that has
+the highest reward already cannot be better. The probe measures this for any reward.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from semioffline.scoring.reward_set import RewardSet
 from semioffline.scoring.scorer import Scorer
 from semioffline.storage.records import Record
 
-INPUTS, BATCH_SIZE = 64, 16
+BATCH_SIZE = 16
 ENOUGH = 0.5
-"""The share of inputs whose samples must differ in reward."""
+"""Minimum share of inputs whose samples must differ in reward."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TargetProbe(Record):
 
 @dataclass(frozen=True)
 class StaticChoice(Record):
-    """static_target.json"""
+    """The content of static_target.json: the chosen text and the reason."""
 
     target: str
     reason: str
@@ -52,8 +52,8 @@ class StaticChoice(Record):
 
 
 def choose_target(ground_truth: TargetProbe, worst: TargetProbe) -> StaticChoice:
-    """The ground truth, which costs nothing, where its samples differ and some are better than it; else the worst
-    candidate, if there is more to learn from it."""
+    """Choose the static target: the ground truth, which costs nothing, if enough of its samples differ and some are
+    better than it; else the worst candidate, if its samples differ more or gain more."""
     if ground_truth.differ >= ENOUGH and ground_truth.gain > 0:
         return StaticChoice("ground_truth", f"around the ground truth {ground_truth}", ground_truth, worst)
     if worst.differ * worst.gain > ground_truth.differ * max(ground_truth.gain, 0.0):
@@ -90,6 +90,6 @@ def probe_target(policy: Policy, examples: Examples, rewards: RewardSet, config:
 
 
 def _own_rewards(policy: Policy, batch: Batch, rewards: RewardSet) -> list[float]:
-    """The rewards of the static targets themselves; NaN if there is none."""
+    """Return the rewards of the static targets themselves; NaN for those without a reward."""
     ids = [row[keep].tolist() for row, keep in zip(batch.static.ids, batch.static.keep_mask, strict=True)]
     return rewards(reward_columns(batch.columns, policy.tokens.decode(ids), ids))[0]

@@ -1,4 +1,4 @@
-"""Sum up the runs of a comparison: averages over seeds, intervals, p-values, time to match."""
+"""Summarise the runs of a comparison: averages over seeds, intervals, p-values, time to match."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from semioffline.scoring.named import find_reward
 
 
 def summarise(plan: Plan) -> Comparison:
-    """The finished runs as one result. Seeds are averaged input by input; intervals are over inputs.
+    """Summarise the finished runs. Seeds are averaged input by input; intervals are over inputs.
 
     Every metric is tested against the reference; the first metric also against every other method.
     """
@@ -73,7 +73,8 @@ def _finished(plan: Plan) -> Runs:
 def _summarise_method(
     metrics: list[str], runs: list[RunResult], reference: list[RunResult] | None, p_by_method: dict[str, float]
 ) -> MethodSummary:
-    """One method over its seeds. reference: the runs of the reference method; None if this is the reference itself."""
+    """Summarise one method over its seeds. reference: the runs of the reference method; None if this is the reference
+    itself."""
     curve = _mean_curve(runs)
     return MethodSummary(
         seeds=[run.seed for run in runs],
@@ -92,8 +93,8 @@ def _summarise_method(
 
 
 def find_reference(wanted: str, methods: list[str]) -> str:
-    """The method that the others are tested against: the wanted one, else the first METHOD@LABEL of it, else the first
-    after the initial checkpoint."""
+    """Return the method that the others are tested against: the wanted one, else the first METHOD@LABEL of it, else the
+    first after the initial checkpoint."""
     if wanted in methods:
         return wanted
     own = [method for method in methods if method.partition("@")[0] == wanted]
@@ -103,7 +104,7 @@ def find_reference(wanted: str, methods: list[str]) -> str:
 
 
 def _joint_provenance(command: str, runs: list[Provenance]) -> Provenance:
-    """The provenance of the comparison: the commits of all runs, the versions and the machine of the first."""
+    """Return the provenance of the comparison: the commits of all runs, the versions and the machine of the first."""
     commits = dict.fromkeys(str(about.commit) for about in runs)
     mixed = any(about.versions != runs[0].versions for about in runs)
     return Provenance(command, ", ".join(commits), runs[0].versions, mixed)
@@ -127,7 +128,7 @@ def _p_value(name: str, runs: list[RunResult], others: list[RunResult]) -> float
 
 
 def _corpus_score(name: str, runs: list[RunResult]) -> CorpusScore | None:
-    """The function from summed statistics to a value; None for metrics that have a value per input."""
+    """Return the function from summed statistics to a value; None for metrics that have a value per input."""
     if name not in runs[0].statistics:
         return None
     metric = find_reward(name)[1]
@@ -137,7 +138,7 @@ def _corpus_score(name: str, runs: list[RunResult]) -> CorpusScore | None:
 
 
 def _per_input(runs: list[RunResult], name: str) -> np.ndarray:
-    """The mean over seeds: (N,) values, or (N, S) statistics of a corpus metric."""
+    """Return the mean over seeds: (N,) values, or (N, S) statistics of a corpus metric."""
     if name in runs[0].statistics:
         return np.mean([run.statistics[name] for run in runs], axis=0)
     return np.mean([run.values[name] for run in runs], axis=0)
@@ -153,7 +154,7 @@ def _mean_if_known(values: list[float | None]) -> float | None:
 
 
 def _mean_curve(runs: list[RunResult]) -> list[CurvePoint]:
-    """Seeds of one method are evaluated at the same steps: averaged point by point."""
+    """Average the curves of all seeds point by point. They are evaluated at the same steps."""
     return [
         CurvePoint(
             reward=float(np.mean([point.reward for point in same])),
@@ -167,8 +168,8 @@ def _mean_curve(runs: list[RunResult]) -> list[CurvePoint]:
 
 
 def _matched_after(curve: list[CurvePoint], reference: list[RunResult] | None) -> float | None:
-    """Seconds after which the reference first had, on validation, the best reward of this curve; None: never, or not
-    known."""
+    """Return the seconds that the reference needed to reach the best validation reward of this curve; None: it never
+    did, or it is unknown."""
     if reference is None or any(run.seconds is None for run in reference):
         return None
     best = max(point.reward for point in curve)

@@ -14,9 +14,11 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from semioffline.algorithm.randomness import Randomness
+from semioffline.algorithm.sampling import text_uniforms
 from semioffline.config import MethodConfig
 from semioffline.cuda.functions import recordings
-from semioffline.data.examples import Examples
+from semioffline.data.examples import Collator, Examples
 from semioffline.errors import UserError
 from semioffline.evaluation.decode import generate_ids
 from semioffline.experiments.plan import START, Plan
@@ -29,33 +31,34 @@ from semioffline.training.console import Advice, Console
 from semioffline.training.trainer import SemiOfflineTrainer
 
 PROBE_WARM, PROBE_TIMED = 3, 5
-"""Minimum steps before a method is timed, and minimum timed steps."""
+"""Minimum number of steps before timing, and of timed steps."""
 PROBE_SHARE, PROBE_SECONDS = 0.3, 4.0
-"""A method is also timed for this share of the budget, but no longer than these seconds: memory and kernels must be
+"""Timing lasts at least for this share of the budget, but no longer than these seconds, so that memory and kernels are
 warm."""
 PROBE_MOST = 200
-"""Steps after which timing ends in any case."""
+"""Maximum number of steps of a timing."""
 PLAN = "plan.json"
 Tokenised = dict[tuple[object, ...], Examples]
-"""How rows are tokenised -> the tokenised rows. Methods share them: tokenising takes longer than timing."""
+"""Settings of tokenising -> the tokenised rows. Methods share them, because tokenising takes longer than timing."""
 
 
 class StepClock(TrainerCallback):
-    """Seconds of each step, including pending work of the device. Stops training when enough steps are timed."""
+    """Measures the seconds of each step, including pending work of the device. Stops training when enough steps are
+    timed."""
 
     def __init__(self, seconds: float, most: float = math.inf, period: int = 1) -> None:
-        """seconds: minimum time to measure; most: after these, one step is enough; period: steps that are timed
-        together, where the first of them samples."""
+        """seconds: minimum time to measure. most: after these seconds, one step is enough. period: number of steps that
+        are timed together, because only the first of them samples."""
         self.period = period
         self._open: list[float] = []
-        """Seconds of the steps of a period that is not over."""
+        """Seconds of the steps of the current period."""
         self.settled: list[float] = []
-        """Seconds of a step, in periods in which no CUDA graph was captured."""
+        """Seconds per step of periods in which no CUDA graph was captured."""
         self.recording: list[float] = []
-        """Seconds of the others."""
+        """Seconds per step of periods in which one was captured."""
         self.seconds, self.most = seconds, most
         self.known = 0
-        """Graphs that were captured before the period."""
+        """Number of graphs captured before the period."""
 
     @staticmethod
     def now() -> float:
@@ -81,8 +84,8 @@ class StepClock(TrainerCallback):
         control.should_training_stop = control.should_training_stop or enough
 
     def measured(self) -> Timing:
-        """The median of the later half of the settled steps (the first ones also allocate memory and load kernels), and
-        the extra seconds of the steps that captured graphs."""
+        """Return the median of the later half of the settled steps (the first ones also allocate memory and load
+        kernels), and the extra seconds of capturing graphs."""
         times = self.settled or self.recording
         step = statistics.median(times[min(max(PROBE_WARM, len(times) // 2), len(times) - 1) :])
         first = (sum(self.recording) - len(self.recording) * step) * self.period
@@ -99,7 +102,7 @@ def time_methods(plan: Plan, say: Callable[[str], None], methods: list[str]) -> 
 
 
 def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> Timing:
-    """Seconds of a step, measured or from plan.json, and the steps that fit into the budget."""
+    """Return the seconds of a step, measured or from plan.json, and the number of steps that fit into the budget."""
     known = known_timings(plan)
     if method not in known:
         folder = plan.folder / "probe" / method
@@ -127,7 +130,7 @@ def time_method(plan: Plan, method: str, tokenised: Tokenised | None = None) -> 
 
 
 def time_steps(policy: Policy, rewards: list[Any], args: MethodConfig, rows: Dataset) -> float:
-    """Seconds of a step. args: settings with the number of steps to make; the model is trained by them."""
+    """Measure the seconds of a step. args: settings with the number of steps to make. This trains the model."""
     console = Console(heading=(), brief=f"{args.method}: measuring its speed")
     trainer = SemiOfflineTrainer(policy, rewards, args, rows, callbacks=[console])
     clock = StepClock(0.0)
@@ -138,7 +141,8 @@ def time_steps(policy: Policy, rewards: list[Any], args: MethodConfig, rows: Dat
 
 
 def time_outputs(policy: Policy, examples: Examples, max_new_tokens: int) -> float:
-    """Seconds to decode one input of a batch: the faster of two halves, because the first one also warms up."""
+    """Measure the seconds to decode one input of a batch: the faster of two halves, because the first one also warms
+    up."""
     policy.eval()
     half, seconds = math.ceil(len(examples) / 2), []
     for part in (slice(0, half), slice(half, 2 * half)):
@@ -149,8 +153,18 @@ def time_outputs(policy: Policy, examples: Examples, max_new_tokens: int) -> flo
     return min(seconds)
 
 
+def time_candidates(policy: Policy, examples: Examples, decoding: Decoding) -> float:
+    """Measure the seconds to sample the candidates of one input, in one batch with these examples."""
+    batch = Collator(policy.tokens.pad_id)(examples.examples).to(policy.device)
+    shape = decoding.num_return_sequences, decoding.max_new_tokens
+    uniforms, started = text_uniforms(batch.index, *shape, Randomness(0, 0), "candidates"), StepClock.now()
+    with policy.meter.paused():
+        policy.generate(batch.source, decoding, uniforms=uniforms)
+    return (StepClock.now() - started) / len(examples)
+
+
 def known_timings(plan: Plan) -> dict[str, Timing]:
-    """method -> its timing in plan.json"""
+    """Return the timing of each method in plan.json."""
     path = plan.folder / PLAN
     found = read_json(path) if path.exists() else {}
     try:
@@ -160,7 +174,7 @@ def known_timings(plan: Plan) -> dict[str, Timing]:
 
 
 def fit_into_budget(plan: Plan, timing: Timing) -> Timing:
-    """The timing with the number of steps that fit into the budget."""
+    """Add to a timing the number of steps that fit into the budget."""
     if plan.budget_seconds is None:
         return timing
     left = plan.budget_seconds - timing.seconds_recording

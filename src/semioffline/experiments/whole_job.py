@@ -1,4 +1,4 @@
-"""The whole job: from data, a model and a reward to a better model and one table."""
+"""Run the whole job: from data, a model and a reward to a trained model and one table."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from semioffline.training.run_folder import RESULT, open_folder, versions, write
 
 
 def task_defaults(task: Task) -> dict[str, Any]:
-    """The defaults that a task gives a job, except the number of beams: a job decodes four models, and greedy decoding
-    is fast."""
+    """Return the defaults that a task gives a job, without the number of beams: a job decodes four models, and greedy
+    decoding is fast."""
     names = {"max_prompt_length", "max_completion_length", "min_new_tokens", "no_repeat_ngram_size"}
     found = {name: value for name, value in task.settings.items() if name in names}
     return found | {"reward": [task.reward] if task.reward else [], "eval_metrics": list(task.metrics)}
@@ -55,8 +55,8 @@ def run_options(
     load: Callable[[Path, Any], Policy] | None = None,
     about: Provenance | None = None,
 ) -> JobResult | None:
-    """The job of these options, which name a folder. splits: rows in memory; load: (folder, adapter) -> the model,
-    where it is no name."""
+    """Run the job of these options, which name a folder. splits: rows in memory. load: (folder, adapter) -> the model,
+    if it has no name."""
     if not rewards:
         raise UserError("no reward given: add --reward with a name, file.py:function, module:function or model:NAME")
     if load is None and model.model is None:

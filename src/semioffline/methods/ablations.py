@@ -98,7 +98,7 @@ class Method(SemiOffline):
     def _show_predictions(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> Observation:
-        """A first pass over the static target; its predictions replace the mask tokens."""
+        """Run a first pass over the static target, and replace the mask tokens by its predictions."""
         hidden = observation.hidden
         [logits] = predict_only(policy, batch.source, [Row(static.ids, static.keep_mask, hidden, purpose="rl")])
         uniforms = draw_uniforms(observation, batch.index, 1, randomness, "prediction")
@@ -110,13 +110,14 @@ class Method(SemiOffline):
 
 
 def add_noise(observation: Observation, text: Text, rate: float, uniforms: Tensor) -> Observation:
-    """+Noisy Mask: a share `rate` of the masked positions shows the text's token, as if it were not to be replaced."""
+    """Show the static token at a share `rate` of the masked positions (+Noisy Mask), as if it were not to be
+    predicted."""
     shown = observation.hidden & (uniforms < rate)
     return Observation(torch.where(shown, text.ids, observation.ids), observation.hidden)
 
 
 def append_target(source: Text, text: Text, separator_id: int, pad_id: int) -> Text:
-    """+ALL: the source, a separator (unless the source ends with it already) and the whole static target."""
+    """Append the static target to the source (+ALL), after a separator unless the source ends with one."""
     ids, words = [], []
     for b in range(len(source.ids)):
         own, whole = source.ids[b][source.keep_mask[b]], text.ids[b][text.keep_mask[b]]

@@ -83,8 +83,8 @@ class Method(CriticMethod[ActorCriticConfig]):
 
 
 def with_end(row: Row, pad_id: int, most: int | None) -> Row:
-    """The row with one more position behind each text, whose prediction sees all of it. A text that already has the
-    maximum length gets none."""
+    """Add one position behind each text of a row. Its prediction sees the whole text. A text of the maximum length gets
+    none."""
     ids, keep, wanted = widened(row.ids, row.ids.shape[1] + 1, pad_id), widened(row.keep_mask), widened(row.wanted)
     lengths = row.keep_mask.sum(1)
     ends = torch.arange(ids.shape[1]) == lengths[:, None]
@@ -95,13 +95,13 @@ def with_end(row: Row, pad_id: int, most: int | None) -> Row:
 
 
 def widened(tensor: Tensor, width: int | None = None, fill: int = 0) -> Tensor:
-    """(B, T) -> (B, width), one column more when not given."""
+    """Widen a tensor (B, T) to (B, width); one column more if no width is given."""
     width = tensor.shape[1] + 1 if width is None else width
     return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]), value=fill)
 
 
 def gains(values: Tensor, rows: Tensor) -> Tensor:
-    """(P,) the next value of the same row minus this one; 0 where the row ends."""
+    """Return (P,), the next value of the same row minus this one; 0 at the end of a row."""
     later = torch.roll(values, -1)
     ends = torch.roll(rows, -1) != rows
     if len(ends):

@@ -50,7 +50,7 @@ class Method(BaseMethod[BestOfNConfig]):
 
 
 def best_candidates(batch: Batch) -> Text:
-    """The first candidate of each input. Candidates are sorted, best first."""
+    """Return the first candidate of each input. Candidates are sorted, best first."""
     candidates, rewards = batch.candidates, batch.candidate_rewards
     if candidates is None or rewards is None:
         raise UserError("best_of_n needs the columns candidates and candidate_rewards: see `semioffline candidates`")

@@ -93,7 +93,7 @@ class Method(BaseMethod[DPOConfig]):
         )
 
     def compared(self, batch: Batch) -> tuple[list[Row], Tensor]:
-        """Candidates that may be in a pair: n rows of B texts, and their rewards (B, n)."""
+        """Return the candidates that may be in a pair: n rows of B texts, and their rewards (B, n)."""
         candidates, rewards = batch.candidates, batch.candidate_rewards
         if candidates is None or rewards is None:
             raise UserError("dpo needs the columns candidates and candidate_rewards: see `semioffline candidates`")
@@ -111,7 +111,7 @@ class Method(BaseMethod[DPOConfig]):
         return rows, rewards.gather(1, columns)
 
     def likelihoods(self, rows: list[Row], logits: list[Tensor]) -> Tensor:
-        """(B, n) log-probabilities of the rows' texts; of ipo, per token."""
+        """Return (B, n) log-probabilities of the rows' texts; with ipo, per token."""
         alpha, size = (1.0 if self.config.dpo_loss == "ipo" else 0.0), len(rows[0].ids)
         found = [
             text_scores(token_log_p(z, row.ids[row.wanted]), row.wanted.nonzero()[:, 0], size, alpha)

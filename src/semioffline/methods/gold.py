@@ -70,7 +70,7 @@ class Method(BaseMethod[GoldConfig]):
     def __init__(self, config: GoldConfig):
         super().__init__(config)
         self.initial = InitialLogP(FILE, "gold")
-        """For each example, the (T,) log-probabilities of its target."""
+        """For each example, the (T,) log-probabilities of its target under the initial checkpoint."""
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
         if self.config.gold_reward == "delta":
@@ -94,7 +94,7 @@ class Method(BaseMethod[GoldConfig]):
         return StepOutput([Term("gold", loss, per="token")], metrics)
 
     def _returns(self, batch: Batch) -> Tensor:
-        """(B, T) the reward-to-go of each token of the ground truth."""
+        """Return (B, T) the reward-to-go of each token of the ground truth."""
         config = self.config
         if config.gold_reward == "delta":
             return torch.ones(batch.target.ids.shape, device=batch.index.device)

@@ -73,7 +73,7 @@ class Method(BaseMethod[ScheduledSamplingConfig]):
         )
 
     def predict(self, policy: Policy, batch: Batch, replaced: Tensor, randomness: Randomness) -> Tensor:
-        """(B, T) the ground truth with predicted tokens at the positions `replaced` (B, T)."""
+        """Return (B, T), the ground truth with predicted tokens at the positions `replaced` (B, T)."""
         config, target = self.config, batch.target
         row = Row(target.ids, target.keep_mask, wanted=replaced, purpose="rl")
         [logits] = predict_only(policy, batch.source, [row])

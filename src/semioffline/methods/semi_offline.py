@@ -101,7 +101,7 @@ class Method(RLMethod[SemiOfflineConfig]):
     def predict_and_draw(
         self, policy: Policy, batch: Batch, static: Text, observation: Observation, randomness: Randomness
     ) -> tuple[Tensor, Drawn]:
-        """One forward pass: the logits of the MLE row, and K draws at each masked position."""
+        """Run one forward pass. Return the logits of the MLE row, and K draws at each masked position."""
         mle_row = masked_target_row(policy, batch, self.config, randomness)
         rl_row = Row(observation.ids, static.keep_mask, wanted=observation.hidden, purpose="rl")
         mle_logits, rl_logits = policy.predict(batch.source, [mle_row, rl_row])
@@ -116,7 +116,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         observation: Observation,
         randomness: Randomness,
     ) -> Drawn:
-        """K samples from the (M, V) logits of the masked positions."""
+        """Draw K samples from the (M, V) logits of the masked positions."""
         config, allowed, end_id = self.config, policy.allowed, None
         if config.eos_after is not None:
             end_id = policy.tokens.eos_id
@@ -131,7 +131,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         """(M, K) the weights of the drawn logits, from (B, K) rewards. masked_counts: (B,) on the device of the
         logits."""
         rewards, rows = rewards.to(masked_counts.device), drawn.samples.places[0]
-        if drawn.swaps:
+        if drawn.swaps is not None:
             return swap_coefficients(drawn.swaps, rewards, rows, masked_counts, self.config.loss_scale)
         return self._weights(rewards, masked_counts)[rows]
 

@@ -1,4 +1,4 @@
-"""Attention: the masks that a model takes, and a faster function while texts are generated."""
+"""Attention: the masks that a model takes, and a faster function for generation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def as_attention_mask(model: Any, mask: Tensor) -> Tensor:
-    """True = attend -> what the model's attention takes: that, or numbers to add."""
+    """Convert a boolean mask (True = attend) to the mask that the model takes: boolean, or numbers to add."""
     if model.config._attn_implementation != "eager":
         return mask
     dtype = model.get_input_embeddings().weight.dtype
@@ -22,11 +22,11 @@ def as_attention_mask(model: Any, mask: Tensor) -> Tensor:
 
 @contextmanager
 def shared_keys() -> Iterator[None]:
-    """During generation, heads that share keys and values read them without copying.
+    """During generation, let heads that share keys and values read them without copying.
 
-    With a mask, the usual function copies them for every head, in every layer and step. With many texts, that is most
-    of the time of a step. Transformers chooses the function by a name in one table of the process, so the name is given
-    another function here, and its own one back.
+    With a mask, the usual function copies them for every head, in every layer and step. With many texts, this takes
+    most of the time of a step. Transformers looks the function up by name in a table of the process, so this block puts
+    another function into the table and removes it at the end.
     """
     if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward:  # somebody's own, or ours in another thread
         yield
@@ -41,7 +41,8 @@ def shared_keys() -> Iterator[None]:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Any]:
-    """One new token's query in each of the heads that share a key is as many queries in one head."""
+    """Grouped-query attention with one new token: the queries of the heads that share a key are treated as several
+    queries of one head."""
     rows, heads, length, size = query.shape
     shared = getattr(module, "num_key_value_groups", 1) > 1 and kwargs.get("position_bias") is None
     if not shared or length > 1 or attention_mask is None or attention_mask.shape[1] > 1:

@@ -1,4 +1,4 @@
-"""Checks of a model when a policy is made: one tiny batch, run in each of the ways that training and decoding use."""
+"""Check a model when a policy is made: run one tiny batch in each of the ways that training and decoding use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 SUPPORTED = "encoder-decoder models such as BART, T5, Pegasus and Marian; "
 SUPPORTED += "decoder-only models such as GPT-2, OPT, Llama, Qwen, Mistral and Gemma"
 TOLERANCES = {torch.float64: 0.01, torch.float32: 0.01, torch.bfloat16: 0.15, torch.float16: 0.1}
-"""How far logits may be apart, relative to their spread over the vocabulary. Rounding stays below it: about 1e-6 in
+"""Largest difference of logits, relative to their spread over the vocabulary. Rounding stays below it: about 1e-6 in
 float32, 1e-3 with TF32, 1e-2 in bfloat16. Wrong positions or a missing mask change logits by 0.3 and more."""
 REFUSED = {"reformer": "in training, its texts must be as long as a multiple of its chunks"}
 """Architectures with a problem that a tiny batch does not show."""
@@ -31,25 +31,25 @@ POSITIONS = 16
 
 
 class Unsupported(UserError):
-    """The architecture cannot be trained or decoded by this library."""
+    """The error for an architecture that this library cannot train or decode."""
 
 
 class Abilities(NamedTuple):
     """The results of `check_model`."""
 
     shares_prompt: bool
-    """Rows that share a source may be packed in one sequence."""
+    """Whether rows that share a source may be packed into one sequence."""
     pads_left: bool
-    """`generate` may pad prompts on the left."""
+    """Whether `generate` may pad prompts on the left."""
 
 
 def check_model(policy: Policy) -> Abilities:
-    """Run a tiny batch and compare plain rows with a row alone, packed rows with plain rows, a padded prompt with the
-    prompt alone.
+    """Run a tiny batch and compare plain rows with a row alone, packed rows with plain rows, and a padded prompt with
+    the prompt alone.
 
-    Raises a UserError where the model cannot be run, where a prediction depends on later tokens, or where plain rows
-    depend on padding: training would then optimise something else, without any error. Models that merely cannot take
-    packed rows or padded prompts are run without. The random state, the meter and the model's mode stay as they were.
+    Raises a UserError if the model cannot be run, if a prediction depends on later tokens, or if plain rows depend on
+    padding: training would then optimise something else, without any error. Models that only cannot take packed rows or
+    padded prompts are run without them. The random state, the meter and the model's mode stay as they were.
     """
     if policy.config.model_type in REFUSED:
         raise _unsupported(policy, REFUSED[policy.config.model_type])
@@ -82,7 +82,7 @@ def _unsupported(policy: Policy, why: str) -> Unsupported:
 
 
 def _can_run(policy: Policy) -> bool:
-    """Whether the model can run on its present device. It may be moved to another one before it is used."""
+    """Return whether the model can run on its present device. It may be moved to another one before it is used."""
     base, most = policy.base, policy.max_positions()
     whole = all(parameter.numel() > 0 and not parameter.is_meta for parameter in base.parameters())
     kernel = getattr(base.config, "_attn_implementation", None) in ("sdpa", "eager", None)
@@ -107,7 +107,7 @@ def _undisturbed(policy: Policy) -> Iterator[None]:
 
 
 def _tiny_batch(policy: Policy) -> tuple[Text, list[Row]]:
-    """Two inputs with two rows each, all of different lengths; ordinary tokens only."""
+    """Return two inputs with two rows each, all of different lengths, with ordinary tokens only."""
     words = policy.allowed.nonzero().squeeze(1).cpu()
 
     def text(lengths: tuple[int, int], start: int) -> Text:
@@ -126,8 +126,8 @@ def _logits(policy: Policy, source: Text, rows: list[Row], packed: bool) -> list
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """Median over positions of the distance of two logits, relative to their spread over the vocabulary. NaN and
-    infinite logits are left out. The median, because rounding may send a single token to other experts."""
+    """Return the distance of two logits relative to their spread over the vocabulary, as a median over positions. NaN
+    and infinite logits are left out. The median, because rounding may send a single token to other experts."""
     found, expected = found.float(), expected.float()
     kept = (found.abs() < 1e9) & (expected.abs() < 1e9)
     count = kept.sum(1, keepdim=True).clamp(min=1)
@@ -155,7 +155,7 @@ def _check_plain(policy: Policy, source: Text, row: Row, found: Tensor, toleranc
 
 
 def _packs(policy: Policy, source: Text, rows: list[Row], plain: list[Tensor], tolerance: float) -> bool:
-    """Whether rows packed into one sequence have the same logits as plain rows. Logs a warning if not."""
+    """Return whether the logits stay the same if rows are packed into one sequence. Log a warning if not."""
     try:
         packed = _logits(policy, source, rows, packed=True)
     except torch.OutOfMemoryError:
@@ -168,8 +168,8 @@ def _packs(policy: Policy, source: Text, rows: list[Row], plain: list[Tensor], t
             return True
         reason = f"changes its logits (relative difference {apart:.2g})"
     logger.warning(
-        "%s: packing rows that share a prompt %s. Each row runs alone instead (share_prompt=False), with the same "
-        "results but more computation.",
+        "%s: packing the rows of one input into one sequence %s. They are not packed (share_prompt=False). Results are "
+        "the same, but it costs more computation.",
         policy.config.model_type,
         reason,
     )
@@ -177,7 +177,8 @@ def _packs(policy: Policy, source: Text, rows: list[Row], plain: list[Tensor], t
 
 
 def _pads_left(policy: Policy, source: Text, plain: Tensor, tolerance: float) -> bool:
-    """Whether a padded prompt has the next-token logits of the prompt alone, which must be those of the forward pass.
+    """Return whether a padded prompt has the next-token logits of the prompt alone, which must be those of the forward
+    pass.
 
     plain: (1, V) what the forward pass predicts after the second input's prompt.
     """
@@ -189,7 +190,7 @@ def _pads_left(policy: Policy, source: Text, plain: Tensor, tolerance: float) ->
 
 
 def _first_logits(policy: Policy, source: Text) -> Tensor:
-    """(B, V) those of the first token that `generate` chooses; the second token uses the cache."""
+    """Return (B, V), the logits of the first token that `generate` chooses; the second token uses the cache."""
     seen: list[Tensor] = []
 
     def record(module: Any, args: tuple, output: Any) -> None:

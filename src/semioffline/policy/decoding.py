@@ -23,7 +23,7 @@ Strategy = Literal["greedy", "beam", "sampling", "diverse_beam"]
 
 
 class SamplingSettings(Protocol):
-    """Settings that shape the distribution that tokens are drawn from."""
+    """Settings of the distribution that tokens are drawn from."""
 
     temperature: float
     top_k: int
@@ -34,9 +34,10 @@ class SamplingSettings(Protocol):
 class Decoding:
     """Settings of one decoding run. Wrong settings are rejected on construction, all of them in one UserError.
 
-    What the model's own `generation_config` says beyond these fields (forced or suppressed tokens, a repetition
-    penalty, the EOS ids) still applies. To samples that have numbers of their own, what changes a distribution (the
-    penalty, min_p, a bias, bad words of several tokens) does not: they are the policy's alone (`policy.neutral`).
+    Other settings of the model's own `generation_config` (forced or suppressed tokens, a repetition penalty, the EOS
+    ids) still apply. For samples with their own random numbers, settings that change the distribution (the penalty,
+    min_p, a bias, bad words of several tokens) are ignored: these samples come from the plain policy
+    (`policy.neutral`).
     """
 
     num_beams: int = setting(
@@ -84,7 +85,7 @@ class Decoding:
 
     @classmethod
     def for_evaluation(cls, config: MethodConfig, max_new_tokens: int) -> "Decoding":
-        """The decoding settings of evaluations during training."""
+        """Return the decoding settings of evaluations during training."""
         return cls(
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
@@ -134,7 +135,7 @@ class Decoding:
         return "beam" if self.num_beams > 1 else "greedy"
 
     def signature(self) -> str:
-        """All settings that have an effect, as a short string for result files:
+        """Return all settings that have an effect as a short string for result files:
         `beam:4|lp:2|early:no|len:56-142|ngram:3|n:1`."""
         beam = f"lp:{self.length_penalty:g}|early:{'yes' if self.early_stopping else 'no'}"
         head = {
@@ -148,7 +149,8 @@ class Decoding:
         return f"{head}|{length}|ngram:{self.no_repeat_ngram_size}|n:{self.num_return_sequences}"
 
     def generate_kwargs(self) -> dict[str, Any]:
-        """Arguments for `model.generate`: only those that act under this strategy, so that transformers warns of none.
+        """Return the arguments for `model.generate`: only those that act under this strategy, so that transformers
+        warns of none.
 
         One warning is out of reach: a model whose `generation_config` sets `max_length` or `min_length` logs that
         `max_new_tokens` or `min_new_tokens` takes precedence. Set them to None on the model to silence it.

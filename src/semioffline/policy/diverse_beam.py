@@ -24,10 +24,12 @@ SearchResult = Tensor | GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecod
 """Token ids, or with return_dict_in_generate=True an output object with `sequences` and `sequences_scores`."""
 
 _NEVER = -1.0e9
-"""Score of a beam that must not be chosen. Finite, as in transformers' beam search, so that sums stay comparable."""
+"""Score of a beam that must not be chosen. It is finite, as in transformers' beam search, so that sums can be
+compared."""
 
 MOST_DIVERSE = 1000
-"""Largest diversity penalty: beyond it nothing changes but float32 sums lose the log-probabilities."""
+"""Largest diversity penalty. With a larger one the results are the same, but float32 sums lose the
+log-probabilities."""
 
 
 def diverse_beam_search(
@@ -40,7 +42,7 @@ def diverse_beam_search(
     diversity_penalty: float = 0.0,
     **model_kwargs: Any,
 ) -> SearchResult:
-    """Diverse beam search (Vijayakumar et al. 2018, Algorithm 1, Hamming diversity), for `model.generate`:
+    """Run diverse beam search (Vijayakumar et al. 2018, Algorithm 1, Hamming diversity), for `model.generate`:
 
         model.generate(**inputs, custom_generate=diverse_beam_search, num_beams=16, num_beam_groups=16,
                        diversity_penalty=1.0, num_return_sequences=16)
@@ -82,7 +84,7 @@ def diverse_beam_search(
 
 
 def group_problems(num_beams: int, num_beam_groups: int, diversity_penalty: float) -> list[str]:
-    """The problems of these settings, one sentence each."""
+    """Return the problems of these settings, one sentence each."""
     wrong = []
     if num_beam_groups < 1 or num_beams % num_beam_groups:
         wrong.append(f"num_beam_groups={show(num_beam_groups)} must divide num_beams={show(num_beams)}")
@@ -105,8 +107,8 @@ def _refuse_unsupported(config: GenerationConfig, num_beam_groups: int, diversit
 def _advance(
     groups: "list[_Group]", log_probs: Tensor, penalty: float, length: int, stopping_criteria: TokenRule
 ) -> bool:
-    """One step of all groups, in order, each discouraged from the tokens of those before. Returns whether to
-    continue."""
+    """Advance all groups by one token, in order. Each is discouraged from the tokens of the groups before. Return
+    whether to continue."""
     counts = torch.zeros_like(log_probs[:, 0, 0])  # (B, V): how many beams of earlier groups went on with each token
     all_ended = torch.ones((), dtype=torch.bool, device=counts.device)
     for g, group in enumerate(groups):
@@ -141,7 +143,7 @@ class _Group:
         self.open = torch.ones(batch, dtype=torch.bool, device=prompts.device)  # (B,): may still find something better
 
     def advance(self, log_probs: Tensor, length: int, stopping_criteria: TokenRule) -> Tensor:
-        """Extend the beams, which have `length` tokens, by one. log_probs (B, n, V). Returns which candidates ended."""
+        """Extend the beams, which have `length` tokens, by one. Return which candidates ended. log_probs: (B, n, V)."""
         batch, beams, vocabulary = log_probs.shape
         scores, index = (log_probs + self.scores[:, :, None]).flatten(1).topk(self.width)  # (B, W) of n * V
         parents, new = index // vocabulary, index % vocabulary
@@ -157,7 +159,7 @@ class _Group:
         return ended
 
     def _record(self, tokens: Tensor, scores: Tensor, ended: Tensor, new_tokens: int) -> None:
-        """Keep the best n of the hypotheses known and those that end now, by score / new_tokens ** length_penalty."""
+        """Keep the best n of the known hypotheses and those that end now, by score / new_tokens ** length_penalty."""
         beams = self.scores.shape[1]
         worthy = ended & self.open[:, None]
         worthy[:, beams:] = False  # candidates after the n-th are spares for the running beams
@@ -167,9 +169,10 @@ class _Group:
         self.ended_lengths = _take(torch.cat([self.ended_lengths, worthy * new_tokens], 1), best)
 
     def _close(self, new_tokens: int) -> None:
-        """Stop where n hypotheses ended and, unless early stopping is enough, no running beam can beat the worst.
+        """Stop a group if n hypotheses ended and, unless early stopping is enough, no running beam can beat the worst
+        of them.
 
-        The bound is transformers': the best running beam scored at its present length, or with
+        The bound is that of transformers: the best running beam scored at its present length, or with
         early_stopping="never" and a positive length penalty at the greatest length.
         """
         power, early = self.config.length_penalty, self.config.early_stopping
@@ -181,12 +184,13 @@ class _Group:
 
 
 def _take(beams: Tensor, index: Tensor) -> Tensor:
-    """Rows of beams (B, m) or (B, m, L) at index (B, k)."""
+    """Return rows of beams (B, m) or (B, m, L) at index (B, k)."""
     return beams.gather(1, index) if beams.dim() == 2 else beams.take_along_dim(index[:, :, None], 1)
 
 
 def _reorder_cache(model_kwargs: dict[str, Any], parents: Tensor) -> None:
-    """Give each running beam the keys and values of the beam it continues. parents (B, G, n) count within a group."""
+    """Reorder the key-value cache: each beam gets the cache of its parent. parents has shape (B, G, n); its indices are
+    relative to the group."""
     batch, groups, beams = parents.shape
     cache: Any = model_kwargs.get("past_key_values")
     if cache is None and not model_kwargs["use_cache"]:
@@ -200,7 +204,8 @@ def _reorder_cache(model_kwargs: dict[str, Any], parents: Tensor) -> None:
 
 
 def _best(groups: list[_Group], count: int) -> tuple[Tensor, Tensor]:
-    """The hypotheses to return: best of every group first, then second best, ...; `count` of them, sorted by score."""
+    """Return `count` hypotheses, sorted by score: first the best of every group, then the second best of every group,
+    and so on."""
     # Rank before group, (B, n, G), so that the first places hold the best of every group.
     scores, order = torch.stack([group.ended_scores for group in groups], 2).sort(dim=2, descending=True, stable=True)
     order = (order + torch.arange(scores.shape[1], device=order.device)[:, None] * len(groups)).flatten(1)

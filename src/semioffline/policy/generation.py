@@ -1,4 +1,4 @@
-"""Texts from a model, for evaluation, static targets and on-policy methods."""
+"""Generate texts with a model, for evaluation, static targets and on-policy methods."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ logger = logging.getLogger(__name__)
 
 
 class Generator:
-    """Writes texts with a model."""
+    """Generates texts with a model."""
 
     def __init__(self, model: Any, tokens: Codec, trunk: Trunk):
         self.model, self.tokens, self.trunk = model, tokens, trunk
         self.replays_decoding = False
-        """Capture a token's step when texts are generated, and replay it for the others."""
+        """Whether the step of one token is captured and replayed when texts are generated."""
         self._record: Recorder | None = None
         self._perturbation: Perturbation | None = None
         self.pads_left = True
-        """Prompts of different lengths are padded on the left; else one length is generated after the other."""
+        """Whether prompts of different lengths are padded on the left. Else prompts of one length are generated at a
+        time."""
 
     def group_lengths(self) -> None:
-        """From now on, generate for prompts of one length after the other: the model reads left padding as text."""
+        """Generate for prompts of one length at a time from now on, because the model reads left padding as text."""
         self.pads_left = False
 
     @property
@@ -64,12 +65,12 @@ class Generator:
         return set(own) if isinstance(own, list) else {own}
 
     def perturb(self, scores: Callable[[Tensor], Tensor]) -> None:
-        """From now on, add scores to the logits, decoder states (N, D) -> (N, V). Samples that have numbers of
-        their own stay the policy's alone."""
+        """Add scores to the logits from now on. scores: decoder states (N, D) -> (N, V). Samples with their own random
+        numbers are not changed."""
         self._perturbation = Perturbation(self._base.get_decoder(), scores)
 
     def replay_decoding(self, must: bool = True, record: Recorder | None = None) -> None:
-        """From now on, where the model and the device allow it.
+        """Replay decoding from now on, if the model and the device allow it.
 
         Args:
             must: otherwise raise a UserError; else log a warning.
@@ -91,8 +92,8 @@ class Generator:
     def generate(
         self, source: Text, decoding: Decoding, keep_end: bool = False, uniforms: Tensor | None = None
     ) -> list[list[int]]:
-        """New tokens only, B * num_return_sequences lists, cut before EOS (keep_end: after it). uniforms: the numbers
-        that samples are drawn with, one for each list and token; else they are torch's."""
+        """Generate B * num_return_sequences token lists, without the prompt, cut before EOS (keep_end: after it).
+        uniforms: random numbers for the samples, one for each list and token; None: those of torch."""
         if not self.pads_left and not source.keep_mask.all():
             generate = partial(self.generate, decoding=decoding, keep_end=keep_end)
             return one_length_after_the_other(generate, source, decoding.num_return_sequences, uniforms)
@@ -146,7 +147,7 @@ class Generator:
 def one_length_after_the_other(
     generate: Callable[..., list[list[int]]], source: Text, num_samples: int, uniforms: Tensor | None
 ) -> list[list[int]]:
-    """`generate` without padding, for models that read padding as text or count it: recurrent ones, and some with
+    """Call `generate` without padding, for models that read padding as text or count it: recurrent ones, and some with
     learned positions."""
     lengths = source.keep_mask.sum(1)
     outputs: list[list[list[int]]] = [[] for _ in lengths]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def value_head(width: int, vocabulary: int) -> nn.Module:
-    """A linear map to a number, 0 at first."""
+    """Make a linear map from states to one number, 0 at first."""
     head = nn.Linear(width, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -20,7 +20,7 @@ def value_head(width: int, vocabulary: int) -> nn.Module:
 
 
 class QHeads(nn.Module):
-    """V(s) and, twice, Q(s, a) for every token a: one hidden layer each, 0 at first; and slow copies of both Q."""
+    """V(s) and two Q(s, a) for every token a, each with one hidden layer and 0 at first, and slow copies of both Q."""
 
     def __init__(self, width: int, vocabulary: int):
         super().__init__()
@@ -31,7 +31,7 @@ class QHeads(nn.Module):
         self.slow.requires_grad_(False)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(N, D) -> (N, 4, V): V(s) repeated, both Q, and the smaller of the two slow copies."""
+        """Return (N, 4, V) for states (N, D): V(s) repeated, both Q, and the smaller of the two slow copies."""
         first, second = (q(states) for q in self.q)
         return torch.stack([self.v(states).expand_as(first), first, second, self.slow_q(states)], dim=1)
 
@@ -42,13 +42,13 @@ class QHeads(nn.Module):
 
     @torch.no_grad()
     def follow(self, rate: float) -> None:
-        """Polyak averaging: slow <- (1 - rate) slow + rate q."""
+        """Move the slow copies towards Q by Polyak averaging: slow <- (1 - rate) slow + rate q."""
         for slow, weight in zip(self.slow.parameters(), self.q.parameters(), strict=True):
             slow.lerp_(weight, rate)
 
     @torch.no_grad()
     def advantages(self, states: Tensor) -> Tensor:
-        """(N, D) -> (N, V): Q(s, a) - V(s)."""
+        """Return (N, V), Q(s, a) - V(s), for states (N, D)."""
         return self.slow_q(states) - self.v(states)
 
 
@@ -60,7 +60,7 @@ def _network(width: int, out: int) -> nn.Sequential:
 
 
 class Perturbation:
-    """Adds to the logits of generated tokens: log p(a) + scores(s)[a], normalised. A logits processor."""
+    """A logits processor that adds to the logits of generated tokens: log p(a) + scores(s)[a], normalised."""
 
     def __init__(self, decoder: nn.Module, scores: Callable[[Tensor], Tensor]):
         """scores: decoder states (N, D) -> (N, V)."""
@@ -69,7 +69,7 @@ class Perturbation:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside the block, the states of the last tokens are stored."""
+        """Store the states of the last tokens inside the block."""
 
         def note(module: nn.Module, args: tuple, output: Any) -> None:
             self._states = output.last_hidden_state[:, -1]

@@ -1,4 +1,4 @@
-"""The tokens of a target that follows a prompt in one text, as decoder-only models see it."""
+"""Tokenise a target that follows a prompt in one text, as decoder-only models see it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 class Context(NamedTuple):
-    """Text to put before a target while it is tokenised, and the number of its tokens, which are then cut off."""
+    """Text to put before a target for tokenising, and the number of its tokens, which are then removed."""
 
     text: str
     size: int
@@ -18,16 +18,16 @@ NO_CONTEXT = Context("", 0)
 
 
 def separator(prompt: str) -> str:
-    """What joins a target to its prompt: a space, unless the prompt is empty or ends in white space."""
+    """Return what joins a target to its prompt: a space, or nothing if the prompt is empty or ends in white space."""
     return " " if prompt and not prompt[-1].isspace() else ""
 
 
 def context_of(tokenizer: PreTrainedTokenizerBase, white_space: str) -> Context:
-    """The context that a target needs, whose prompt ends in this white space (none: a space joins them).
+    """Return the context for tokenising a target whose prompt ends in this white space (none: a space joins them).
 
-    Tokenizers of the Llama 2 type put "\u2581" before every text. A target that is tokenised alone would have a second
-    one after its space, or one that does not belong there after a line break. Behind the context it has none.
-    Byte-level tokenizers need no context: there the target's tokens are the same with and without.
+    Tokenizers of the Llama 2 type put "\u2581" before every text. A target that is tokenised alone would get a second
+    one after its space, or a wrong one after a line break. After the context it gets none. Byte-level tokenizers need
+    no context: the target's tokens are the same with and without.
     """
     joint = "" if white_space else " "
     alone = _ids(tokenizer, joint + "a")

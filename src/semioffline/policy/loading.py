@@ -1,4 +1,4 @@
-"""Getting a Hugging Face model ready: loading, the mask token, adapters."""
+"""Load a Hugging Face model, and add the mask token and adapters."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from semioffline.storage.untrusted import loading
 
 logger = logging.getLogger(__name__)
 LOCAL_CODE: dict[str, Any] = {"trust_remote_code": False}
-"""Code that comes with a model is never run. Without it Transformers would ask in the terminal."""
+"""Arguments with which code that comes with a model never runs. Without them Transformers would ask in the terminal."""
 
 
 def load_model(name: str, tokenizer: PreTrainedTokenizerBase | None, dtype: Any) -> tuple[Any, PreTrainedTokenizerBase]:
-    """A hub name or a folder: a full model, or an adapter saved by this library."""
+    """Load a model and its tokenizer by a name on the Hub or a folder: a full model, or an adapter saved by this
+    library."""
     with loading(f"the model '{name}'"):
         if (Path(name) / "adapter_config.json").is_file():
             return _load_adapter(name, tokenizer, dtype)
@@ -78,9 +79,12 @@ def _reads_both_ways(config: Any) -> bool:
 
 
 def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase, adapted: bool = False) -> int:
-    """The tokenizer's own mask token, or a new one whose embedding is that of a T5 sentinel or the mean embedding.
+    """Return the id of the mask token. If the tokenizer has none, add one, with the embedding of a T5 sentinel or the
+    mean embedding.
+
     adapted: the model gets an adapter. The embedding then has exactly as many rows as the tokenizer has tokens, as peft
-    makes it when it loads the adapter."""
+    makes it when it loads the adapter.
+    """
     new = tokenizer.mask_token_id is None
     rows_before = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > rows_before:  # without added tokens: some models have more of these than they know
@@ -103,7 +107,7 @@ def add_mask_token(model: Any, tokenizer: PreTrainedTokenizerBase, adapted: bool
 
 
 def _grow(model: Any, size: int, multiple: int) -> None:
-    """More rows in the embedding and the output head, each the mean of the old ones; an untied head stays untied."""
+    """Add rows to the embedding and the output head, each the mean of the old ones. An untied head stays untied."""
     before = model.get_input_embeddings().weight.shape[0]
     head = model.get_output_embeddings()
     untied = None if head.weight is model.get_input_embeddings().weight else head.weight.detach().clone()
@@ -120,7 +124,7 @@ def _grow(model: Any, size: int, multiple: int) -> None:
 
 
 def tokenizer_of(model: Any, tokenizer: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model object: this one, or that of the place that the model was loaded from."""
+    """Return the tokenizer of a model object: the given one, or that of the place that the model was loaded from."""
     if not isinstance(getattr(model, "config", None), PretrainedConfig):
         raise UserError(f"model={short(repr(model))} must be a Hub name, a folder, a Policy or a model of Transformers")
     if tokenizer is None and not model.config._name_or_path:
@@ -138,7 +142,7 @@ def is_peft(model: nn.Module) -> bool:
 
 
 def base_of(model: Any) -> Any:
-    """The Hugging Face model, without an adapter's wrapper."""
+    """Return the Hugging Face model, without an adapter's wrapper."""
     return model.get_base_model() if is_peft(model) else model
 
 
@@ -154,7 +158,7 @@ def check_adapters(configs: Iterable[Any]) -> None:
 
 
 def lora_config(rank: int, alpha: int) -> Any:
-    """LoRA adapters on all linear layers."""
+    """Return a config of LoRA adapters on all linear layers."""
     try:
         from peft import LoraConfig
     except ImportError as error:
@@ -195,7 +199,7 @@ def _load_adapter(name: str, tokenizer: Any, dtype: Any) -> tuple[nn.Module, Any
 
 
 def takes_block_mask(model: Any) -> bool:
-    """Whether several rows can stand in one sequence of the (decoder of the) model: it takes a 4-d attention mask and
+    """Return whether several rows can be in one sequence of the model's decoder: it takes a 4-d attention mask and
     positions, and has no window, no recurrence and no flash kernel."""
     config = model.config
     if config._attn_implementation not in ("sdpa", "eager"):
@@ -213,9 +217,9 @@ def takes_block_mask(model: Any) -> bool:
 
 
 _RELATIVE = ("t5", "mt5")
-"""Positions are differences: within a row they are right wherever the row stands."""
+"""Models with relative positions: within a row they are right wherever the row is in the sequence."""
 _POSITIONED = ("bart", "mbart", "marian", "pegasus", "plbart", "blenderbot", "blenderbot-small")
-"""The decoder asks its table of positions with the argument position_ids."""
+"""Models whose decoder calls its position table with the argument position_ids."""
 
 
 def _takes_positions(model: Any) -> bool:
@@ -223,7 +227,8 @@ def _takes_positions(model: Any) -> bool:
 
 
 def first_position(model: Any) -> int:
-    """The row of the position table for the first token of a text: in RoBERTa, positions begin after the padding id."""
+    """Return the row of the position table for the first token of a text. In RoBERTa, positions begin after the padding
+    id."""
     if model.config.is_encoder_decoder:
         return 0
     table = getattr(getattr(model.get_decoder(), "embeddings", None), "position_embeddings", None)
@@ -232,8 +237,8 @@ def first_position(model: Any) -> int:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Every dropout layer, and the probabilities that models keep as plain attributes, or that their layers look up in
-    the config: these get one of their own, because the model's is saved with it."""
+    """Set every dropout probability to 0: those of layers, those that models keep as attributes, and those that layers
+    look up in the config. The latter get a copy of the config, because the model's own is saved with it."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, nn.Dropout):

@@ -1,4 +1,5 @@
-"""Counts what a method costs: decoder rows, encoder rows, model calls and tokens, by hooks on the model; and memory."""
+"""Count what a method costs, by hooks on the model: decoder rows, encoder rows, calls and tokens. Also measure
+memory."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from torch import nn
 
 
 class Meter:
-    """Books every call of the decoder and the encoder.
+    """Counts every call of the decoder and the encoder.
 
-    One row through the decoder once is one forward pass (FP); a token generated with a key-value cache is one too, so
-    batching cannot hide anything. Rows whose purpose is RL (they sample or score trajectories) are booked apart from
-    the MLE row. Calls that nobody announced, such as those of `generate`, count as RL rows.
+    One row through the decoder is one forward pass (FP). A token generated with a key-value cache is one, too, so
+    batching does not change the count. Rows that sample or score trajectories (purpose "rl") are counted separately
+    from the MLE row. Calls without `announce`, such as those of `generate`, count as RL rows.
     """
 
     def __init__(self, decoder: nn.Module, encoder: nn.Module | None):
@@ -46,7 +47,8 @@ class Meter:
 
     @contextmanager
     def announce(self, purposes: list[str], batch_size: int) -> Iterator[None]:
-        """The next decoder call runs one row for each purpose ("mle", "rl", "grad") and example, however packed."""
+        """Count the next decoder call as one row for each purpose ("mle", "rl", "grad") and example, however they are
+        packed."""
         self._announced = Counter()
         for purpose in purposes:
             self._announced[f"{purpose}_rows"] += batch_size
@@ -57,7 +59,7 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For evaluation, which is not part of what training costs."""
+        """Count nothing inside the block, such as an evaluation, which is not a cost of training."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -68,8 +70,8 @@ class Meter:
         self.counts["inputs"] += number
 
     def per_input(self) -> dict[str, float]:
-        """Averages over the inputs seen. forward_passes: RL rows, or the MLE row for methods that have no RL row.
-        reward_calls: distinct texts that were scored, where the rewards were computed by the host."""
+        """Return averages over the inputs so far. forward_passes: RL rows, or MLE rows if there are no RL rows.
+        reward_calls: distinct texts that were scored, if the host computed the rewards."""
         inputs = max(self.counts["inputs"], 1)
         rows = self.counts["rl_rows"] or self.counts["mle_rows"]
         names = ("mle_rows", "grad_rows", "encoder_rows", "calls", "tokens")
@@ -86,7 +88,8 @@ def _input_shape(args: tuple, kwargs: dict) -> tuple[int, int]:
 
 @contextmanager
 def peak_memory() -> Iterator[dict[str, float]]:
-    """Megabytes at the peak: of the GPU where there is one, else resident memory of this process, looked at often."""
+    """Measure the peak memory in megabytes: that of the GPU if there is one, else the resident memory of this process,
+    sampled often."""
     found: dict[str, float] = {}
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

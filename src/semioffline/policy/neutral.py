@@ -1,4 +1,4 @@
-"""A model's own generation settings, and how they are switched off for samples of the plain policy."""
+"""Switch off a model's own generation settings for samples of the plain policy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ STRATEGIES |= dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit",
 
 
 def neutral(own: Any, is_encoder_decoder: bool) -> dict[str, Any]:
-    """Arguments of `generate` that undo what the model's own `generation_config` does to a distribution.
+    """Return arguments of `generate` that undo what the model's own `generation_config` does to a distribution.
 
     Its special ids, lengths and cache stay, and so do ids that are never generated (`banned`) and forced tokens. The
-    policy does not choose forced tokens, so `sampled_row` leaves them out. In a decoder-only model a first token would
-    be forced after prompts of one token alone.
+    policy does not choose forced tokens, so `sampled_row` leaves them out. In decoder-only models the forced first
+    token is undone, because it would come only after prompts of one token.
     """
     undone = NEUTRAL | STRATEGIES | ({} if is_encoder_decoder else {"forced_bos_token_id": None})
     return {name: value for name, value in undone.items() if getattr(own, name, None) is not None}
 
 
 def banned(own: Any, ends: set[int]) -> set[int]:
-    """Ids that are never generated: suppressed tokens, and bad words of one token. Opus-MT bans its padding like this.
+    """Return ids that are never generated: suppressed tokens, and bad words of one token. Opus-MT bans its padding like
+    this.
 
     Transformers allows the EOS where it is a bad word; longer bad words do not apply to samples.
     """

@@ -1,4 +1,4 @@
-"""The layout of rows for a model: padded to one length, or after one copy of a decoder-only model's prompt."""
+"""Lay rows out for a model: padded to one length, or after one copy of a decoder-only model's prompt."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,21 +11,21 @@ from semioffline.algorithm.tensors import Row, Text
 
 class Layout(NamedTuple):
     ids: Tensor
-    """(B, L) prompt, then each row's input tokens, then padding: nothing in between."""
+    """(B, L) the prompt, then the input tokens of each row, then padding, without gaps."""
     positions: Tensor
     """(B, L) position ids; every row starts again where the prompt ends."""
     segments: Tensor
     """(B, L) 0 in the prompt, r in the r-th row (from 1), -1 at padding."""
     predicts: list[Tensor]
-    """Of `pack`: for each row, (B, T): the place in the sequence whose output predicts the row's token t. Of
-    `side_by_side`: for each row, (N,): those places of its wanted tokens, in the flattened batch."""
+    """From `pack`: for each row, (B, T), the position in the sequence whose output predicts the row's token t. From
+    `side_by_side`: for each row, (N,), these positions of its wanted tokens, in the flattened batch."""
 
 
 def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layout:
     """Lay the rows after one copy of the prompt, padded to a multiple of `multiple`.
 
-    A row's first token is predicted at the prompt's last place, its token t at the place of its token t - 1; so its
-    last token is never an input.
+    A row's first token is predicted at the last position of the prompt, its token t at the position of its token t - 1.
+    So its last token is never an input.
     """
     device = source.ids.device
     prompt_lengths = source.keep_mask.sum(1, keepdim=True)  # (B, 1)
@@ -53,7 +53,7 @@ def pack(source: Text, rows: list[Row], pad_id: int, multiple: int = 1) -> Layou
 
 
 def side_by_side(rows: list[Row], start_id: int, pad_id: int, together: bool) -> Layout:
-    """The decoder's inputs for rows that have their source elsewhere: a start token, then all tokens but the last.
+    """Return the decoder's inputs for rows of an encoder-decoder: a start token, then all tokens but the last.
 
     together: all rows of an input in one sequence, (B, sum of T); else one sequence each, (len(rows) * B, longest T).
     """
@@ -79,8 +79,8 @@ def side_by_side(rows: list[Row], start_id: int, pad_id: int, together: bool) ->
 
 
 def block_mask(segments: Tensor) -> Tensor:
-    """(B, 1, L, L) True where position q may attend to position k: earlier positions of the prompt and of its own
-    row."""
+    """Return (B, 1, L, L), True where position q may attend to position k: earlier positions of the prompt and of its
+    own row."""
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     key, query = segments[:, None, :], segments[:, :, None]
@@ -89,7 +89,8 @@ def block_mask(segments: Tensor) -> Tensor:
 
 
 def places(predicts: Tensor, wanted: Tensor, length: int) -> Tensor:
-    """(N,) where in the flattened (B, length) batch the wanted tokens are predicted, in row-major order."""
+    """Return (N,), the positions in the flattened (B, length) batch that predict the wanted tokens, in row-major
+    order."""
     offsets = torch.arange(len(predicts), device=predicts.device)[:, None] * length
     return (predicts + offsets)[wanted]
 
@@ -119,8 +120,7 @@ def pad_row(row: Row, multiple: int, pad_id: int) -> Row:
 
 
 def hints(rows: list[Row]) -> list[Row]:
-    """The rows with the ids to add instead of their own ids, -1 where nothing is added. None if no row adds
-    anything."""
+    """Return the rows with the ids to add (-1 for none) as their ids; None if no row adds anything."""
     if all(row.added_ids is None for row in rows):
         return []
     return [replace(row, ids=torch.full_like(row.ids, -1) if row.added_ids is None else row.added_ids) for row in rows]
@@ -131,7 +131,7 @@ def without_ids(source: Text) -> Text:
 
 
 def pad_left(ids: Tensor, keep: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Right padding to left padding: roll each row by its number of padding tokens."""
+    """Turn right padding into left padding: roll each row by its number of padding tokens."""
     length = ids.shape[1]
     at = (torch.arange(length, device=ids.device)[None] + keep.sum(1, keepdim=True)) % length
     keep = keep.gather(1, at)

@@ -1,4 +1,4 @@
-"""The policy: any Hugging Face text-generation model. The one place that knows encoder-decoder from decoder-only."""
+"""The policy: any Hugging Face text-generation model. Only this package tells encoder-decoder from decoder-only."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Policy(nn.Module):
         self.register_buffer("allowed", allowed, persistent=False)
         self.value_head: nn.Module | None = None
         self._fixed: list[nn.Parameter] | None = None
-        """All parameters, while CUDA graphs are made of them and they cannot be replaced."""
+        """All parameters, while CUDA graphs read them and they cannot be replaced."""
         self._selected: Tensor | None = None
         self._chosen: Tensor | None = None
         self._states: Tensor | None = None
@@ -120,7 +120,7 @@ class Policy(nn.Module):
 
     @classmethod
     def of(cls, model: Any, tokenizer: PreTrainedTokenizerBase | None, **kwargs: Any) -> Policy:
-        """The policy for a policy, a model object, a name on the Hub or a folder."""
+        """Return the policy of a model object, a name on the Hub or a folder. A policy is returned as it is."""
         if isinstance(model, (str, Path)):
             return cls.load(str(model), tokenizer, **kwargs)
         return model if isinstance(model, Policy) else cls(model, tokenizer_of(model, tokenizer), **kwargs)
@@ -143,7 +143,7 @@ class Policy(nn.Module):
     # ---- what the trainer asks of a model ----
 
     def is_finite(self) -> bool:
-        """Whether no weight is NaN or infinite."""
+        """Return whether no weight is NaN or infinite."""
         return all(bool(torch.isfinite(weight).all()) for weight in self.parameters())
 
     @property
@@ -164,7 +164,8 @@ class Policy(nn.Module):
         return self.base._keys_to_ignore_on_save
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Several walks over all modules in every step would take as long as a small model's step."""
+        """Return the parameters. They are stored while CUDA graphs are used, because walking over all modules several
+        times per step would take as long as a small model's step."""
         return iter(self._fixed) if recurse and self._fixed is not None else super().parameters(recurse)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
@@ -183,7 +184,7 @@ class Policy(nn.Module):
         self._fixed = None
 
     def max_positions(self) -> int | None:
-        """The longest sequence that the model's position table allows, if it has one."""
+        """Return the longest sequence that the model's position table allows; None if it has no table."""
         config = self.config.get_text_config(decoder=True)
         for name in ("max_position_embeddings", "n_positions"):
             limit = getattr(config, name, None)
@@ -192,7 +193,7 @@ class Policy(nn.Module):
         return None
 
     def longest_output(self, source: Text, longest: int | None) -> int:
-        """How many new tokens there may be: `longest`, or 128, as far as the positions allow after these sources."""
+        """Return the maximum number of new tokens: `longest` or 128, or as many as the positions allow."""
         longest, most = longest or 128, self.max_positions()
         if most is None:
             return longest
@@ -201,7 +202,7 @@ class Policy(nn.Module):
     def generate(
         self, source: Text, decoding: Decoding, keep_end: bool = False, uniforms: Tensor | None = None
     ) -> list[list[int]]:
-        """Token ids of one output per row: `Generator.generate`. Trainer gathers FSDP weights for this method only."""
+        """Generate token ids of one output per row (`Generator.generate`). Trainer gathers FSDP weights only here."""
         return self.generator.generate(source, decoding, keep_end, uniforms)
 
     # ---- the forward pass ----
@@ -252,7 +253,7 @@ class Policy(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor]]: ...
 
     def predict(self, source: Text, rows: list[Row], with_values: bool = False) -> Any:
-        """For each row, the logits (N, V) at its wanted positions, in row-major order. One pass over the source.
+        """Return for each row the logits (N, V) at its wanted positions, in row-major order, in one pass.
 
         with_values: (logits, values), what the value head gives at the same positions: (N,), or more dimensions.
         """
@@ -283,8 +284,8 @@ class Policy(nn.Module):
         return self.value_head
 
     def _run_seq2seq(self, source: Text, rows: list[Row]) -> Tensor:
-        """Encode once. Rows follow one another in one sequence under a block mask, so the decoder computes the keys and
-        values of the source only once; or (where the model takes none) they are len(rows) * B sequences."""
+        """Encode the source once. The rows follow one another in one sequence under a block mask, so keys and values of
+        the source are computed once. If the model takes no such mask, they are len(rows) * B sequences."""
         source = pad_text(source, self.trunk.pad_multiple, self.tokens.pad_id)
         rows = [pad_row(row, self.trunk.pad_multiple, self.tokens.pad_id) for row in rows]
         mask = self._source_mask(source.keep_mask)
@@ -311,8 +312,8 @@ class Policy(nn.Module):
             )
 
     def _source_mask(self, keep: Tensor) -> Tensor | None:
-        """The attention mask of the source. Without padding there is no mask: the fastest kernels take none. One that
-        is complete already spares the model a look at its values, for which the host would wait."""
+        """Return the attention mask of the source; None without padding, because the fastest kernels take none. The
+        mask is complete, so that the model need not look at its values, for which the host would wait."""
         if not keep.is_cuda and keep.all() and not self.trunk.always_masked:
             return None
         if not self.share_prompt:
@@ -323,7 +324,7 @@ class Policy(nn.Module):
         return as_attention_mask(self.base, block_mask(send(layout.segments, self.device)))
 
     def _run_causal(self, source: Text, rows: list[Row]) -> Tensor:
-        """Rows behind one copy of the prompt under a block mask, or (where the model takes none) one sequence each."""
+        """Run the rows after one copy of the prompt under a block mask, or (if not supported) in one sequence each."""
         if self.share_prompt and (len(rows) > 1 or self.trunk.always_masked):
             layout = pack(source, rows, self.tokens.pad_id, self.trunk.pad_multiple)
             length = layout.ids.shape[1]
@@ -360,9 +361,9 @@ class Policy(nn.Module):
 
     @contextmanager
     def _adding(self, added: Tensor | None) -> Iterator[None]:
-        """Inside, the decoder's input embedding also adds the embeddings of `added` (B, L); -1 adds nothing.
+        """Inside the block, the decoder's input embedding also adds the embeddings of `added` (B, L); -1 adds nothing.
 
-        The table's own forward gives them, so that they are scaled, or adapted, as those of the tokens shown.
+        They come from the table's own forward, so that they are scaled, or adapted, like those of the input tokens.
         """
         if added is None:
             yield
@@ -388,7 +389,7 @@ class Policy(nn.Module):
         return output
 
     def _restart(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The positions of rows in one sequence: each row starts at 0."""
+        """Let the positions of each row in one sequence start at 0."""
         if self.trunk.positions is not None:
             kwargs = kwargs | {"position_ids": self.trunk.positions}
         return args, kwargs

@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Convert text to token ids and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Encoded(NamedTuple):
     words: list[int]
     truncated: bool
     offsets: Sequence[tuple[int, int]] = ()
-    """Of each token, the characters of the text that it stands for; empty unless they were asked for."""
+    """For each token, the characters of the text that it covers; empty if they were not requested."""
 
 
 class Codec:
@@ -43,7 +43,7 @@ class Codec:
         return self.tokenizer.eos_token_id
 
     def allowed_ids(self, size: int) -> Tensor:
-        """(V,) True at ids that may be drawn: tokens of the tokenizer that are not special. size: V."""
+        """Return (V,), True at ids that may be drawn: tokens of the tokenizer that are not special. size: V."""
         special = set(self.tokenizer.all_special_ids)
         special |= {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         ids = [i for i in self.tokenizer.get_vocab().values() if i < size and i not in special]
@@ -52,7 +52,7 @@ class Codec:
         return allowed
 
     def encode_sources(self, texts: Sequence[str], max_length: int, truncation_side: str = "right") -> list[Encoded]:
-        """Prompts. Those of decoder-only models have at least one token."""
+        """Tokenise prompts. Those of decoder-only models get at least one token."""
         encoded = self._encode(list(texts), max_length, truncation_side)
         if self._is_encoder_decoder:
             return encoded
@@ -63,9 +63,10 @@ class Codec:
     def encode_targets(
         self, texts: Sequence[str], prompts: Sequence[str], max_length: int, with_offsets: bool = False
     ) -> list[Encoded]:
-        """Targets end with EOS. In decoder-only models a space joins them to a prompt that ends in no white space.
+        """Tokenise targets, with EOS at the end. In decoder-only models a space joins a target to a prompt that does
+        not end in white space.
 
-        with_offsets: with the characters of each token, in the text without white space around it.
+        with_offsets: also return the characters of each token, in the text without white space around it.
         """
         texts = [text.strip() for text in texts]
         eos = self.eos_id
@@ -84,14 +85,14 @@ class Codec:
         return [self._ended(_moved(e, len(joint))) for e, joint in zip(encoded, joints, strict=True)]
 
     def _ended(self, text: Encoded) -> Encoded:
-        """The same with EOS, which stands for no character."""
+        """Add EOS, which covers no character."""
         offsets = [*text.offsets, (0, 0)] if text.offsets else ()
         return Encoded([*text.ids, self.eos_id], [*text.words, -1], text.truncated, offsets)
 
     def _encode_behind(
         self, contexts: list[Context], texts: list[str], max_length: int, offsets: bool
     ) -> list[Encoded]:
-        """Each text tokenised after its context, without the tokens of the context."""
+        """Tokenise each text after its context, and remove the tokens of the context."""
         encoded: dict[int, Encoded] = {}
         for context in dict.fromkeys(contexts):
             chosen = [n for n, own in enumerate(contexts) if own == context]
@@ -137,7 +138,8 @@ class Codec:
         return encoded
 
     def _words(self, out: Any, number: int, ids: list[int]) -> list[int]:
-        """The word that each token belongs to; -1 at special tokens. Without a fast tokenizer every token is a word."""
+        """Return the number of the word that each token belongs to; -1 at special tokens. Without a fast tokenizer
+        every token is a word."""
         special = set(self.tokenizer.all_special_ids)
         if not self.tokenizer.is_fast:
             return [-1 if token in special else i for i, token in enumerate(ids)]
@@ -149,7 +151,7 @@ class Codec:
         return [-1 if word is None or token in special else word for word, token in zip(words, ids, strict=True)]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
-        """Plain text, without special tokens (the mask token is one) and without white space around it."""
+        """Return plain texts, without special tokens (the mask token is one) and without white space around them."""
         if self.tokenizer.is_fast:
             texts = self.tokenizer.backend_tokenizer.decode_batch(ids, skip_special_tokens=True)
         else:
@@ -157,7 +159,7 @@ class Codec:
         return [text.strip() for text in texts]
 
     def pieces(self, pairs: Sequence[tuple[int, int]]) -> list[str]:
-        """The text that the second token of each pair adds to the first, including the space between them."""
+        """Return the text that the second token of each pair adds to the first, including the space between them."""
         firsts, both = [[first] for first, _ in pairs], [list(pair) for pair in pairs]
         before, whole, alone = (self._with_special(ids) for ids in (firsts, both, [[second] for _, second in pairs]))
         shown = zip(before, whole, alone, strict=True)
@@ -169,12 +171,12 @@ class Codec:
         return self.tokenizer.batch_decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def show(self, ids: list[int]) -> str:
-        """Text with the special tokens in it, for the log of masked targets."""
+        """Return a text with its special tokens, for the log of masked targets."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False)).strip()
 
 
 def _moved(text: Encoded, characters: int) -> Encoded:
-    """The same with offsets moved to the left, for a text without these first characters."""
+    """Shift offsets to the left, for a text without its first characters."""
     return text._replace(
         offsets=[(max(start - characters, 0), max(end - characters, 0)) for start, end in text.offsets]
     )

@@ -1,1 +1,1 @@
-"""Tables, plots and HTML pages of what was measured. Nothing here is written by hand."""
+"""Tables, plots and HTML pages of results."""

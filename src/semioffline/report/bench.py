@@ -10,7 +10,7 @@ from semioffline.report.plots import chart
 
 
 def markdown(rows: list[CaseResult]) -> str:
-    """One table for each model and shape: milliseconds of each method, in each setting, with ratios."""
+    """Return one table for each model and shape: milliseconds of each method, in each setting, with ratios."""
     measured = [row for row in rows if row.measured is not None]
     tables = []
     for key in dict.fromkeys(_key(row) for row in measured):
@@ -49,7 +49,7 @@ def _cells(row: CaseResult | None) -> str:
 
 
 def draw(rows: list[CaseResult], folder: Path) -> list[Path]:
-    """Cost against K, and against the length of the target, both in steps of ft."""
+    """Plot the cost of a step, relative to that of ft, against K and against the length of the target."""
     samples: dict[str, list[tuple[float, float]]] = {}
     lengths: dict[str, list[tuple[float, float]]] = {}
     for row in (row for row in rows if "to_ft" in row.ratios):

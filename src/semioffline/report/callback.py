@@ -1,4 +1,4 @@
-"""The report of a run that is trained from Python."""
+"""Write the report of a run that is trained in Python."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class ReportCallback(TrainerCallback):
-    """Writes report.html to the run folder when training ends, as `semioffline train` does:
+    """A callback that writes report.html to the run folder when training ends, as `semioffline train` does:
     `trainer.add_callback(ReportCallback(trainer))`."""
 
     def __init__(self, trainer: SemiOfflineTrainer) -> None:
-        """Decodes the first validation inputs with the initial checkpoint, so create it before `train`."""
+        """Decode the first validation inputs with the initial checkpoint. Create the callback before `train`."""
         self.trainer = trainer
         write_initial_outputs(trainer, Path(str(trainer.args.output_dir)))
 

@@ -1,4 +1,4 @@
-"""A comparison in the report: the table, the matrix of p-values, and reward against cost."""
+"""Show a comparison in the report: the table, the matrix of p-values, and reward against cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Z = 1.96
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One cell of the matrix: the method of the row compared with that of the column."""
+    """One cell of the matrix: compares the method of the row with that of the column."""
 
     text: str
     kind: str
@@ -31,7 +31,7 @@ class ComparisonView:
     header: list[str]
     lines: list[list[str]]
     explanations: list[tuple[str, str]]
-    """column -> what it says"""
+    """column -> its explanation"""
     caption: str
     metric: str
     names: list[str]
@@ -67,13 +67,13 @@ def _cell(comparison: Comparison, one: str, other: str, metric: str) -> MatrixCe
 
 
 def plot_data(comparison: Comparison) -> dict[str, Any]:
-    """The data of the charts: curves, and the range of the reward axis."""
+    """Return the data of the charts: curves, and the range of the reward axis."""
     every = [point for method in comparison.methods.values() for point in method.curve]
     return {"curves": _curves(comparison), "range": list(limits(every)) if every else [0, 1]}
 
 
 def _curves(comparison: Comparison) -> list[dict[str, Any]]:
-    """For each method: validation reward with its interval, against steps, seconds and forward passes."""
+    """Return for each method the validation reward with its interval, against steps, seconds and forward passes."""
     found = []
     for name, method in comparison.methods.items():
         points = method.curve
@@ -96,14 +96,14 @@ def _curves(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def interval(point: CurvePoint) -> tuple[float, float]:
-    """The 95 % interval of an evaluation over its inputs; the value alone where no standard error is known."""
+    """Return the 95 % interval of an evaluation over its inputs; the value alone if the standard error is unknown."""
     half = Z * (point.stderr or 0.0)
     return point.reward - half, point.reward + half
 
 
 def limits(points: Sequence[CurvePoint]) -> tuple[float, float]:
-    """The range of an axis on which noise does not look like a ranking: at least six times the half-width of the
-    widest interval, and never less than 2 % of the largest value."""
+    """Return the range of a reward axis, wide enough that noise does not look like a ranking: at least six times the
+    half-width of the widest interval, and at least 2 % of the largest value."""
     low, high = min(interval(point)[0] for point in points), max(interval(point)[1] for point in points)
     widest = max(Z * (point.stderr or 0.0) for point in points)
     least = max(6 * widest, 0.02 * max(abs(low), abs(high)), 1e-6)

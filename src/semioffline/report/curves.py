@@ -1,4 +1,4 @@
-"""The curves of a report: which numbers of metrics.jsonl share a chart, and what they mean."""
+"""Prepare the curves of a report: which numbers of metrics.jsonl share a chart, and their explanations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from semioffline.report.run_folders import Run, finite
 from semioffline.training.diagnostics import Line
 
 MOST_POINTS = 1000
-"""Of a curve; of more, every second, third, ... is left out."""
+"""Maximum number of points of a curve. Of more, every second, third, ... is shown."""
 KNOWN: dict[str, tuple[str, str, str]] = {
     "reward": ("Reward", "reward", "Mean over the samples of a step, and over the outputs for the validation inputs."),
     "reward_std": ("Spread of rewards", "reward", "Standard deviation over the samples of one input."),
@@ -50,14 +50,14 @@ GROUPS = {
 }
 _OF_ALL = ("step", "epoch", "time/train")
 _BESIDE = ("_stderr", "_references")
-"""Ends of values that are logged for advice, next to what they are about."""
+"""Suffixes of values that are logged for advice only."""
 _SUMMARY = ("train_loss", "train_runtime")
 TRAIN, EVAL = "train", "eval"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: for each run, the named lines."""
+    """One chart: which lines it shows for each run."""
 
     title: str
     group: str
@@ -69,8 +69,8 @@ class Chart:
 
 
 def curves_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """The data of the page: the values of each run by column, and the charts that show them. Values that never change
-    are listed in `constant` instead."""
+    """Return the data of the page: the values of each run by column, and the charts that show them. Values that never
+    change are listed in `constant` instead."""
     data = [_columns(run) for run in runs]
     charts, constant = [], []
     for chart in _charts(runs):
@@ -100,7 +100,7 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _place(chart: Chart) -> tuple[int, int]:
-    """The sort key of a chart: its group, then known metrics in their order, then other metrics, then text
+    """Return the sort key of a chart: its group, then known metrics in their order, then other metrics, then text
     statistics."""
     key, known = _key(chart.lines[0][1]), list(KNOWN)
     last = -1 if chart.group == "quality" else len(known)
@@ -108,12 +108,12 @@ def _place(chart: Chart) -> tuple[int, int]:
 
 
 def _is_twice(name: str, only_reward: str | None) -> bool:
-    """The only reward function is the reward itself."""
+    """Return whether the metric is the only reward function, which equals the reward."""
     return only_reward is not None and name in (f"rewards/{only_reward}/mean", f"eval_{only_reward}")
 
 
 def _key(name: str) -> str:
-    """The chart that a metric belongs to. Samples (rewards/NAME/mean) and outputs (eval_NAME) of a reward share one."""
+    """Return the chart of a metric. Samples (rewards/NAME/mean) and outputs (eval_NAME) of a reward share one."""
     if name.startswith("eval_"):
         return name.removeprefix("eval_")
     words = name.split("/")
@@ -142,7 +142,8 @@ def _part(line: Line) -> str:
 
 
 def _columns(run: Run) -> dict[str, Any]:
-    """label and method of a run; and for training and evaluation steps, seconds, and name -> values."""
+    """Return the label and method of a run; and for training and evaluation, the steps, the seconds, and name ->
+    values."""
     found: dict[str, Any] = {"label": run.label, "method": run.method}
     for part in (TRAIN, EVAL):
         own = [line for line in run.log if _part(line) == part and finite(line.get("step", 0)) is not None]

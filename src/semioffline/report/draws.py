@@ -1,4 +1,4 @@
-"""The tokens that were drawn at masked positions, with their estimated advantages, for the token explorer."""
+"""Prepare the token explorer: the tokens that were drawn at masked positions, with their estimated advantages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from semioffline.report.outputs import cut
 from semioffline.report.run_folders import Run, finite
 
 MOST_STEPS = 200
-"""Logged steps on the page, over all runs; of more, every second, third, ... is left out."""
+"""Maximum number of logged steps on the page, over all runs. Of more, every second, third, ... is shown."""
 MOST_SAMPLES = 3
-"""Best samples of an input, and as many worst ones."""
+"""Number of best samples of an input that are shown, and of worst ones."""
 MOST_WORDS = 8
 LEAST_PUSH = 1e-9
 LONGEST_WORD = 60
@@ -25,7 +25,7 @@ _COLUMNS = ("position", "token", "count", "probability", "advantage")
 
 
 def draws_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """label and steps of each run that logged draws; of a step, its inputs: see `_input`."""
+    """Return the label and the steps of each run that logged draws. A step has inputs: see `_input`."""
     logged = {run.label: _files(run.folder / "tokens") for run in runs}
     several = max(1, sum(bool(files) for files in logged.values()))
     found = []
@@ -38,8 +38,8 @@ def draws_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _words(steps: Sequence[dict[str, Any]]) -> dict[str, list[list[Any]]]:
-    """liked, disliked: [token, push, times drawn] of the tokens with the largest and smallest push. A token's push is
-    its share of the samples times its advantage, summed over positions: its weight in the RL loss."""
+    """Return liked, disliked: [token, push, times drawn] of the tokens with the largest and smallest push. The push of
+    a token is its share of the samples times its advantage, summed over positions: its weight in the RL loss."""
     pushes: dict[str, float] = {}
     drawn: Counter[str] = Counter()
     for shown in [shown for step in steps for shown in step["inputs"]]:
@@ -57,13 +57,13 @@ def _words(steps: Sequence[dict[str, Any]]) -> dict[str, list[list[Any]]]:
 
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
-    """(step, file), in order."""
+    """Return (step, file) of each log, in order."""
     named = [(_STEP.fullmatch(path.name), path) for path in folder.glob("step-*.parquet")]
     return sorted((int(match[1]), path) for match, path in named if match)
 
 
 def _evenly(files: list[tuple[int, Path]], most: int) -> list[tuple[int, Path]]:
-    """At most this many items, spread evenly, including the first and the last."""
+    """Return at most this many items, spread evenly, including the first and the last."""
     if len(files) <= most:
         return files
     return [files[round(n * (len(files) - 1) / (most - 1))] for n in range(most)]
@@ -78,8 +78,8 @@ def _step(folder: Path, number: int, path: Path) -> dict[str, Any] | None:
 
 
 def _input(row: dict[str, Any], samples: list[list[Any]]) -> dict[str, Any]:
-    """prompt; target: its tokens; rewards of the K samples; draws: [position, token, count, probability, advantage];
-    samples: [text, reward], best first, the best and the worst ones."""
+    """Return the data of one input. target: its tokens. rewards: of the K samples. draws: [position, token, count,
+    probability, advantage]. samples: [text, reward], best first, the best and the worst ones."""
     draws = [
         [position, token, count, _short(probability), _short(advantage)]
         for position, token, count, probability, advantage in zip(*(row[name] for name in _COLUMNS), strict=True)
@@ -100,13 +100,13 @@ def _short(value: object) -> float | None:
 
 
 def _is_complete(row: dict[str, Any]) -> bool:
-    """Whether a row has what the explorer shows: another program may have written it."""
+    """Return whether a row has all that the explorer shows: another program may have written it."""
     lists = [row.get(name) for name in (*_COLUMNS, "target", "rewards")]
     return all(isinstance(each, list) for each in lists) and len({len(row[name]) for name in _COLUMNS}) == 1
 
 
 def _samples(path: Path, examples: Iterable[int]) -> dict[int, list[list[Any]]]:
-    """example -> its best and its worst samples, with their rewards."""
+    """Return example -> its best and its worst samples, with their rewards."""
     wanted = set(examples)
     if not wanted or not path.exists():
         return {}
@@ -125,7 +125,7 @@ def _extremes(rewards: dict[str, float]) -> list[list[Any]]:
 
 
 def _read(path: Path, columns: Sequence[str] | None = None, examples: set[int] | None = None) -> list[dict[str, Any]]:
-    """The rows of a Parquet file, of these examples where they are given; none where it cannot be read."""
+    """Read the rows of a Parquet file, only of these examples if they are given; none if the file cannot be read."""
     import pyarrow
     import pyarrow.compute
     import pyarrow.parquet

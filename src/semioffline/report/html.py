@@ -1,4 +1,4 @@
-"""HTML pages that are one file: template, style, scripts and data. What comes from data is shown, never run."""
+"""Make HTML pages that are one file: template, style, scripts and data. Text from data is shown, never run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def embed(value: object) -> Markup:
-    """JSON for a script element: no text in it can end the element or be read as markup."""
+    """Return JSON for a script element. No text in it can end the element or be read as markup."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ACTIVE)
     return Markup(_HALF.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def render(template: str, styles: Sequence[str], scripts: Sequence[str], **values: object) -> str:
-    """A page. All values are escaped, and control characters in them are shown; only our own scripts and styles may
-    run, which the page's policy names by their digests.
+    """Make a page. All values are escaped, and control characters in them are shown. Only our own scripts and styles
+    may run: the page's policy names them by their digests.
 
     Args:
         template, styles, scripts: Names of files in static/.
@@ -52,7 +52,7 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str], **value
 
 
 def _read(name: str) -> str:
-    """A file of static/; that of another project with its licence."""
+    """Read a file in static/. A file of another project comes with its licence."""
     path = STATIC / name
     text, licence = path.read_text(encoding="utf-8").strip(), path.parent / "LICENSE"
     return f"/*\n{licence.read_text(encoding='utf-8').strip()}\n*/\n{text}" if licence.exists() else text

@@ -1,4 +1,4 @@
-"""The whole job with its report: `run` in Python, and what the commands `run` and `demo` do."""
+"""Run the whole job with its report: `run` in Python, and what the commands `run` and `demo` do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
     device: str = "auto",
     **options: Any,
 ) -> JobResult | None:
-    """The whole job, as `semioffline run` does it: look at the data, M-FT where it is needed, static targets where they
+    """Run the whole job, as `semioffline run` does: inspect the data, M-FT if it is needed, static targets if they
     help, semi-offline RL, and a test against more M-FT for the same time. A repeated call continues an interrupted job.
 
     Args:
@@ -75,7 +75,7 @@ def run(
 
 
 def in_folder(options: JobOptions, command: str) -> JobOptions:
-    """The options with an output folder."""
+    """Return the options with an output folder."""
     return replace(options, output_dir=options.output_dir or f"runs/{command}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
@@ -88,7 +88,7 @@ def run_and_report(
     splits: Splits | None = None,
     about: Provenance | None = None,
 ) -> JobResult | None:
-    """The job of these options, which name a folder, and report.html there. See `run_options`."""
+    """Run the job of these options, which name a folder, and write report.html there. See `run_options`."""
     result = run_options(data, model, options, rewards, splits, load, about)
     if result is not None:
         say(f"Report: {write_report([Path(str(options.output_dir))])}")
@@ -96,7 +96,7 @@ def run_and_report(
 
 
 def _name_of(reward: Any) -> str:
-    """The name of a reward object, for config.yaml."""
+    """Return the name of a reward object, for config.yaml."""
     return str(getattr(reward, "name", None) or getattr(reward, "__name__", None) or type(reward).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Outputs before and after training, input by input."""
+"""Show outputs before and after training, input by input."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from semioffline.evaluation.statistics import Difference, bootstrap_interval, pa
 from semioffline.report.run_folders import OutputRow, Run, finite
 
 MOST_ROWS = 5000
-"""Inputs of one run on the page."""
+"""Maximum number of inputs of one run on the page."""
 MOST_CHARACTERS = 9_000_000
-"""Of all texts together; longer ones are shortened until they fit."""
+"""Maximum number of characters of all texts together. Longer texts are shortened until they fit."""
 LIMITS = (100_000, 20_000, 8000, 4000, 2000, 1000, 500)
 REWARD = "reward"
-"""The weighted sum of the reward functions, which is a metric of its own where there are several."""
+"""The name of the weighted sum of the reward functions, which is a metric of its own if there are several."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One input with the output of a run, and where it is known that of the model that it began with."""
+    """One input with the output of a run, and that of its initial model if it is known."""
 
     prompt: str
     references: list[str]
@@ -30,7 +30,7 @@ class Pair:
 
 
 def pairs_of(run: Run) -> list[Pair]:
-    """The outputs of a run next to those of the model that it began with, by position or else by prompt."""
+    """Return the outputs of a run with those of its initial model, matched by position or else by prompt."""
     by_prompt = {str(row["prompt"]): row for row in reversed(run.before)}
     found = []
     for n, row in enumerate(run.after[:MOST_ROWS]):
@@ -42,7 +42,7 @@ def pairs_of(run: Run) -> list[Pair]:
 
 
 def row_value(row: OutputRow | None, name: str, run: Run) -> float | None:
-    """A metric of one output. The reward of several functions is their sum with the weights of the run."""
+    """Return a metric of one output. The reward of several functions is their sum with the weights of the run."""
     if row is None:
         return None
     if name != REWARD or REWARD in row:
@@ -57,7 +57,7 @@ def row_value(row: OutputRow | None, name: str, run: Run) -> float | None:
 
 
 def metric_names(run: Run) -> list[str]:
-    """The metrics of the outputs of a run, rewarded ones first."""
+    """Return the metrics of the outputs of a run, rewarded ones first."""
     others = [name for name in run.metrics if name != REWARD]
     if len(run.rewards) > 1:
         return [REWARD, *others]
@@ -79,7 +79,8 @@ class MetricChange:
 
 
 def changes_of(run: Run, pairs: Sequence[Pair]) -> list[MetricChange]:
-    """Every metric, over the inputs that both models were run on, or over all outputs of this run if there are none."""
+    """Return the change of every metric, over the inputs that both models decoded; if there are none, the values over
+    all outputs of this run."""
     found = []
     both = [pair for pair in pairs if pair.before is not None]
     for name in metric_names(run):
@@ -106,17 +107,17 @@ def changes_of(run: Run, pairs: Sequence[Pair]) -> list[MetricChange]:
 
 @dataclass
 class OutputTables:
-    """The data of the page: every input once, and the outputs of each run as rows of plain lists."""
+    """The data of the page: every input once, and the outputs of each run as plain lists."""
 
     inputs: list[list[Any]] = field(default_factory=list)
     """[prompt, references]"""
     runs: list[dict[str, Any]] = field(default_factory=list)
     shortened: int | None = None
-    """Characters that the longest texts were shortened to; None: all are whole."""
+    """Number of characters that the longest texts were shortened to; None: all are complete."""
 
 
 def output_tables(runs: Sequence[tuple[Run, Sequence[Pair]]]) -> OutputTables:
-    """The outputs of these runs. Metrics are on the scale of tables (`evaluation.scale`)."""
+    """Return the outputs of these runs. Metrics are on the scale of tables (`evaluation.scale`)."""
     made = OutputTables()
     numbers: dict[str, int] = {}
     for run, pairs in runs:
@@ -140,7 +141,7 @@ def _shown(value: float | None, name: str) -> float | None:
 
 
 def _shortened(tables: OutputTables) -> OutputTables:
-    """The same with the longest texts shortened until the page is not too large to open."""
+    """Shorten the longest texts until the page is small enough to open."""
     texts = [text for prompt, references in tables.inputs for text in (prompt, *references)]
     texts += [text for run in tables.runs for _, before, after, *_ in run["rows"] for text in (before or "", after)]
     lengths = [len(text) for text in texts]
@@ -159,5 +160,5 @@ def _shortened(tables: OutputTables) -> OutputTables:
 
 
 def cut(text: str, limit: int) -> str:
-    """The first characters of a text, and how many more there are."""
+    """Return the first characters of a text, and how many more there are."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"

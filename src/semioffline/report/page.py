@@ -1,4 +1,4 @@
-"""report.html: one page with everything that runs have left in their folders."""
+"""Write report.html: one page with the results of runs, from the files in their folders."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
 
 
 def report_page(folders: Sequence[Folder]) -> str:
-    """The HTML of a report."""
+    """Return the HTML of a report."""
     runs = [run for folder in folders for run in folder.runs]
     shown = [(run, pairs_of(run)) for run in runs]
     changes = {run.label: changes_of(run, pairs) for run, pairs in shown if run.after or not _is_repeat(run, folders)}
@@ -86,17 +86,17 @@ def report_page(folders: Sequence[Folder]) -> str:
 
 
 def _is_repeat(run: Run, folders: Sequence[Folder]) -> bool:
-    """A further seed of a comparison, which its table has summed up."""
+    """Return whether a run is a further seed of a comparison, which its table already summarises."""
     return any(folder.comparison is not None and run in folder.runs for folder in folders)
 
 
 def _method_of(run: Run) -> str:
-    """The method of a run whose settings do not name it: the folder of a stage is named after its method."""
+    """Return the method of a run whose settings do not name it: the folder of a stage is named after its method."""
     return run.folder.name if run.folder.name in ("mft", "semi_offline") else ""
 
 
 def _main_first(summaries: list[RunSummary]) -> list[RunSummary]:
-    """Runs with outputs before training come first, because readers look for the change."""
+    """Put runs with outputs before training first, because readers look for the change."""
     return sorted(summaries, key=lambda summary: all(row.difference == "–" for row in summary.rows))
 
 
@@ -106,14 +106,14 @@ def _comparisons(folders: Sequence[Folder]) -> list[tuple[comparing.ComparisonVi
 
 
 def _ratings(folders: Sequence[Folder]) -> list[RatingTable]:
-    """Every rating once, whichever of the rated runs it was found with."""
+    """Return every rating once, whichever of the rated runs it was found with."""
     places = dict.fromkeys(place for folder in folders for place in (folder.path, *(run.folder for run in folder.runs)))
     found = [table for place in places for table in read_ratings(place)]
     return list({table.id: table for table in found}.values())
 
 
 def _made(folder: Folder) -> list[Made]:
-    """How the results were made: by the command of the folder, or by the command of each run."""
+    """Return how the results were made: by the command of the folder, or by the command of each run."""
     if (folder.path / ABOUT).exists():
         return [_made_of(folder, read_record(RunProvenance, folder.path / ABOUT))]
     about = folder.comparison.about if folder.comparison else folder.job.about if folder.job else None
@@ -146,7 +146,7 @@ def _as_text(value: object) -> str:
 
 
 def _signatures(folder: Folder) -> list[tuple[str, str]]:
-    """metric -> its signature, as any of the results has it."""
+    """Return metric -> its signature in any of the results."""
     found: dict[str, str] = {}
     results = [run.result.get("metrics") for run in folder.runs]
     for metrics in results:

@@ -1,4 +1,4 @@
-"""Plots of rewards against costs, as PNG and SVG."""
+"""Plot rewards against costs, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Paint = Callable[["Axes"], object]
 
 
 def chart(path: Path, lines: Mapping[str, Points], x: str, y: str, scale: Paint, title: str = "") -> list[Path]:
-    """One figure with named lines of (x, y) points, as path.png and path.svg. scale: sets the scales of its axes."""
+    """Plot named lines of (x, y) points as path.png and path.svg. scale: sets the scales of the axes."""
 
     def paint(axis: Axes) -> None:
         for name, points in lines.items():
@@ -38,7 +38,8 @@ def chart(path: Path, lines: Mapping[str, Points], x: str, y: str, scale: Paint,
 
 
 def figure(path: Path, paint: Paint, title: str) -> list[Path]:
-    """A figure as path.png and path.svg. Without matplotlib none is drawn: a result must not fail for its picture."""
+    """Draw a figure as path.png and path.svg. Without matplotlib it is not drawn: a result must not fail for its
+    picture."""
     try:
         import matplotlib
     except ImportError as error:
@@ -63,14 +64,15 @@ def figure(path: Path, paint: Paint, title: str) -> list[Path]:
 
 
 def plain_label(name: str) -> str:
-    """A name as it is: matplotlib reads formulas between dollars, and leaves out what begins with an underscore."""
+    """Escape a name for matplotlib, which reads formulas between dollars and leaves out names that begin with an
+    underscore."""
     told = one_line(name).replace("$", r"\$")
     return f" {told}" if told.startswith("_") else told
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """An axis with the cost of a method so far."""
+    """An axis that shows the cost of a method so far."""
 
     file: str
     label: str
@@ -84,7 +86,7 @@ PASSES = _Cost("reward-forward-passes", "forward passes of the decoder, all inpu
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
-    """Reward on validation against seconds and against forward passes, with 95 % intervals."""
+    """Plot the validation reward against seconds and against forward passes, with 95 % intervals."""
     known = all(method.seconds is not None for method in comparison.methods.values())
     costs = [cost for cost in (SECONDS, PASSES) if known or cost is not SECONDS]
     title = f"Reward on validation · {comparison.title}" if comparison.title else "Reward on validation"
@@ -120,7 +122,7 @@ def _paint(axis: Axes, comparison: Comparison, cost: _Cost) -> None:
 
 
 def _scale_passes(axis: Axes, passes: Sequence[float]) -> None:
-    """A logarithmic axis where the costs differ by more than ten times; the initial checkpoint stays at 0."""
+    """Use a logarithmic axis if the costs differ by more than ten times; the initial checkpoint stays at 0."""
     from matplotlib.ticker import EngFormatter
 
     positive = [each for each in passes if each > 0]

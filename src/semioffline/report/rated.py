@@ -1,4 +1,4 @@
-"""Results of ratings: means with intervals, win rates, and agreement."""
+"""Compute results of ratings: means with intervals, win rates, and agreement."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from semioffline.storage.untrusted import parse_json
 
 RATINGS = "ratings.json"
 _LEVELS = {"overall": (-1, 0, 1), "criteria": (1, 2, 3), "pairwise": (-1, 0, 1)}
-"""protocol -> the scores that a rater may give. Pairwise: -1 the first output, 1 the second, 0 neither."""
+"""protocol -> the scores that a rater may give. Pairwise: -1 for the first output, 1 for the second, 0 for neither."""
 
 
 @dataclass(frozen=True)
 class MeanScore(Record):
-    """The mean score of a system, over inputs; of an input, the mean over raters."""
+    """The mean score of a system over inputs. The score of an input is the mean over raters."""
 
     system: str
     criterion: str
@@ -39,7 +39,7 @@ class MeanScore(Record):
 
 @dataclass(frozen=True)
 class WinRate(Record):
-    """How often a system was preferred to another one: ties count half."""
+    """How often a system was preferred to another one. Ties count half."""
 
     system: str
     other: str
@@ -54,8 +54,8 @@ class WinRate(Record):
 
 @dataclass(frozen=True)
 class Agreement(Record):
-    """Krippendorff's alpha, as NLTK computes it: 1 is agreement, 0 is chance. None: there is one rater, or
-    nothing varies."""
+    """Krippendorff's alpha, as NLTK computes it: 1 is agreement, 0 is chance. None: there is one rater, or nothing
+    varies."""
 
     criterion: str
     alpha: float | None
@@ -63,7 +63,7 @@ class Agreement(Record):
 
 @dataclass(frozen=True)
 class RatingTable(Record):
-    """Everything about one rating page, as ratings.json has it."""
+    """The results of one rating page, as stored in ratings.json."""
 
     id: str
     protocol: str
@@ -85,7 +85,7 @@ class RatingTable(Record):
         return f"{raters} gave {self.ratings} ratings for {self.inputs} inputs, without knowing which model wrote what."
 
     def tables(self) -> list[tuple[list[str], list[list[str]], str]]:
-        """(header, lines, caption) of each table to show."""
+        """Return (header, lines, caption) of each table to show."""
         found = []
         if self.scores:
             lines = [[each.system, each.criterion, f"{each.mean:.2f}", f"{each.low:.2f} to {each.high:.2f}",
@@ -112,7 +112,7 @@ def _win_cells(each: WinRate) -> list[str]:
 
 @dataclass(frozen=True)
 class _Tables(Record):
-    """ratings.json"""
+    """The content of ratings.json."""
 
     tables: list[RatingTable] = field(default_factory=list)
 
@@ -128,7 +128,7 @@ class _Rating:
 
 
 def collect(key: Key, files: Sequence[Path]) -> RatingTable:
-    """The results of exported files. What was skipped is left out."""
+    """Return the results of exported files. Skipped items are left out."""
     ratings = [rating for path in files for rating in _read(path, key)]
     if not ratings:
         raise UserError("there are no ratings in these files")
@@ -206,7 +206,8 @@ def _wins(key: Key, ratings: Sequence[_Rating]) -> list[WinRate]:
 
 
 def _comparisons(key: Key, ratings: Sequence[_Rating], one: int, other: int) -> Mapping[str, list[int]]:
-    """prompt -> for each rater, 1 where system `one` was ahead of `other`, -1 where it was behind, 0 for a tie."""
+    """Return prompt -> for each rater, 1 where system `one` was ahead of `other`, -1 where it was behind, 0 for a
+    tie."""
     found: dict[str, list[int]] = {}
     scores: dict[tuple[str, int], dict[int, float]] = {}
     for rating in ratings:
@@ -224,7 +225,7 @@ def _comparisons(key: Key, ratings: Sequence[_Rating], one: int, other: int) -> 
 
 
 def _alpha(key: Key, ratings: Sequence[_Rating], criterion: str, raters: Sequence[str]) -> float | None:
-    """Krippendorff's alpha over (item, output) units: of intervals, or nominal for preferences."""
+    """Return Krippendorff's alpha over (item, output) units: of intervals, or nominal for preferences."""
     from nltk.metrics import binary_distance, interval_distance
     from nltk.metrics.agreement import AnnotationTask
 
@@ -239,7 +240,7 @@ def _alpha(key: Key, ratings: Sequence[_Rating], criterion: str, raters: Sequenc
 
 
 def add_ratings(folder: Path, table: RatingTable) -> None:
-    """ratings.json of a folder: this table replaces an older one of the same page."""
+    """Write a table to the ratings.json of a folder. It replaces an older one of the same page."""
     others = [each for each in read_ratings(folder) if each.id != table.id]
     write_atomically(folder / RATINGS, json.dumps(_Tables([*others, table]).to_json(), indent=1))
 

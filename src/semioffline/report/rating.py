@@ -1,4 +1,4 @@
-"""Blind rating: a page with outputs in random order and without names, and the key that says which model wrote
+"""Make a blind rating: a page with outputs in random order and without names, and the key that says which model wrote
 which."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Protocol = Literal["overall", "criteria", "pairwise"]
 PAGE, KEY = "rate.html", "key.json"
 INITIAL = "initial checkpoint"
 CRITERIA = ("grammar", "understanding", "correctness")
-"""As in the paper's human evaluation of generated questions (SQuAD)."""
+"""The criteria of the paper's human evaluation of generated questions (SQuAD)."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class System(Record):
 
     label: str
     folder: str
-    """Its run folder, which gets the results."""
+    """Its run folder, to which the results are added."""
 
 
 @dataclass(frozen=True)
 class Item(Record):
-    """One task for a rater: the systems whose outputs are shown, by number, in the order in which they are."""
+    """One task for a rater: the numbers of the systems whose outputs are shown, in their order on the page."""
 
     prompt: str
     systems: list[int]
@@ -44,12 +44,12 @@ class Item(Record):
 
 @dataclass(frozen=True)
 class Key(Record):
-    """key.json: which model wrote which output. Raters must not see it."""
+    """The content of key.json: which model wrote which output. Raters must not see it."""
 
     id: str
     protocol: str
     criteria: list[str]
-    """What is scored; one name for the protocols overall and pairwise."""
+    """The criteria that are scored; one name for the protocols overall and pairwise."""
     systems: list[System]
     items: list[Item] = field(default_factory=list)
 
@@ -63,8 +63,9 @@ class _Outputs:
 def write_rating_page(
     folders: Sequence[Path], folder: Path, protocol: Protocol, criteria: Sequence[str], inputs: int
 ) -> Key:
-    """rate.html for raters and key.json for you. Inputs that all runs have outputs for are drawn at random; so is the
-    order of outputs, anew for every input, from the system's randomness: the page cannot be used to work it out.
+    """Write rate.html for raters and key.json for you. Inputs for which all runs have outputs are drawn at random, and
+    so is the order of outputs for every input. The random numbers come from the system: the order cannot be guessed
+    from the page.
 
     Args:
         inputs: The number of inputs, or all if there are fewer.
@@ -97,7 +98,7 @@ def _shown_together(systems: int, protocol: Protocol) -> list[list[int]]:
 
 
 def _outputs(folders: Sequence[Path]) -> list[_Outputs]:
-    """The outputs of the runs in these folders; for a single run, also those of its initial checkpoint."""
+    """Return the outputs of the runs in these folders; for a single run, also those of its initial checkpoint."""
     runs = [run for folder in named_apart(map(read_folder, folders)) for run in folder.runs if run.after]
     if not runs:
         raise UserError("there are no outputs to rate: expected predictions.jsonl in the run folders")
@@ -112,7 +113,7 @@ def _by_prompt(rows: Sequence[OutputRow]) -> dict[str, OutputRow]:
 
 
 def _page(key: Key, found: Sequence[_Outputs]) -> str:
-    """The page: texts and the identifier, nothing that tells the systems apart."""
+    """Return the page: texts and the identifier, nothing that distinguishes the systems."""
     items = [
         [item.prompt, [str(found[n].by_prompt[item.prompt]["prediction"]) for n in item.systems]] for item in key.items
     ]

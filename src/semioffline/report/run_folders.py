@@ -1,5 +1,5 @@
-"""Reads run folders for the report. Files that are missing, older or cut off leave a part of the report out; they never
-stop it."""
+"""Read run folders for the report. If files are missing, old or incomplete, a part of the report is left out; there is
+no error."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ OutputRow = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """One run: a model, how it was trained, and what it wrote."""
+    """One run: a model, how it was trained, and its outputs."""
 
     label: str
-    """Its name on the page; no two are the same."""
+    """Its unique name on the page."""
     folder: Path
     method: str = ""
     seed: int | None = None
     log: list[Line] = field(default_factory=list)
     """metrics.jsonl: numbers only."""
     before: list[OutputRow] = field(default_factory=list)
-    """Outputs of the model that it began with: before.jsonl, or the predictions of the run that is it."""
+    """Outputs of its initial model: before.jsonl, or the predictions of the run that is the initial model."""
     start: str = "initial checkpoint"
-    """What that model is called on the page."""
+    """The name of its initial model on the page."""
     after: list[OutputRow] = field(default_factory=list)
     """predictions.jsonl"""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder that an argument of `semioffline report` names: one run, or a command with several runs."""
+    """A folder given to `semioffline report`: one run, or a command with several runs."""
 
     path: Path
     runs: list[Run]
@@ -78,7 +78,7 @@ class Folder:
 
 
 def read_folder(path: Path) -> Folder:
-    """The runs in a folder of `train`, `evaluate`, `demo`, `compare` or `run`."""
+    """Read the runs in a folder of `train`, `evaluate`, `demo`, `compare` or `run`."""
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
     result = _object(path / "result.json")
@@ -112,7 +112,7 @@ def _read_comparison(path: Path) -> Comparison:
 
 
 def _of_stage(run: Run, path: Path, results: Mapping[str, Any]) -> Run:
-    """A stage of a command: the command's folder has its settings and result."""
+    """Return a stage of a command with the command's settings and result."""
     result = results.get(run.label)
     return replace(
         run, result=result if isinstance(result, dict) else run.result, settings=run.settings or _settings(path)
@@ -120,7 +120,7 @@ def _of_stage(run: Run, path: Path, results: Mapping[str, Any]) -> Run:
 
 
 def _read_run(folder: Path, label: str, before: Sequence[OutputRow] = (), with_outputs: bool = True) -> Run:
-    """before: outputs of the initial checkpoint, where the run itself has none."""
+    """Read one run. before: outputs of the initial checkpoint, if the run itself has none."""
     result = _object(folder / "result.json")
     settings = _settings(folder)
     own = list(_rows(folder / BEFORE)) if with_outputs else []
@@ -138,7 +138,7 @@ def _read_run(folder: Path, label: str, before: Sequence[OutputRow] = (), with_o
 
 
 def _runs_of_comparison(path: Path) -> list[Run]:
-    """Every run of a comparison. Outputs are read for the first seed of each method only, which is enough for a
+    """Return every run of a comparison. Outputs are read for the first seed of each method only, which is enough for a
     reader."""
     folders = sorted(part.parent for part in path.glob("runs/*/result.json"))
     names = {folder: folder.name.rpartition("-seed") for folder in folders}
@@ -155,7 +155,7 @@ def _runs_of_comparison(path: Path) -> list[Run]:
 
 
 def _runs_of_job(path: Path, job: JobResult) -> list[Run]:
-    """Each next to the model that it began with: RL and more M-FT begin with M-FT where there is one."""
+    """Return every run of a job with its initial model: RL and more M-FT begin with M-FT if there is one."""
     folders = {name: path / model.folder for name, model in job.models.items() if _is_inside(model.folder)}
     found = []
     for name, folder in folders.items():
@@ -192,18 +192,18 @@ def _rows(path: Path) -> Iterator[OutputRow]:
 
 
 def _numbers(line: Mapping[str, object]) -> Line:
-    """NaN stays: diagnostics report it."""
+    """Return the numbers in a log line. NaN stays, because diagnostics report it."""
     kept = {name: value for name, value in line.items() if isinstance(value, (int, float))}
     return {name: float(value) for name, value in kept.items()}
 
 
 def finite(value: object) -> float | None:
-    """A number that JSON can hold, or None."""
+    """Return a number that JSON can hold, or None."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def named_apart(folders: Iterable[Folder]) -> list[Folder]:
-    """The same with unique labels for the runs of all folders."""
+    """Give the runs of all folders unique labels."""
     made = list(folders)
     labels = [run.label for folder in made for run in folder.runs]
     several = len(made) > 1 and len(set(labels)) < len(labels)

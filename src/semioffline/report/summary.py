@@ -1,4 +1,4 @@
-"""The result and the cost of a run, in words and figures."""
+"""Summarise the result and the cost of a run, in words and figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from semioffline.report.run_folders import Run, finite
 from semioffline.report.table import LEVEL, p_between
 
 SAME = "none"
-"""The difference of outputs that are alike."""
+"""How the difference of equal outputs is shown."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ChangeRow:
     after: str
     difference: str
     verdict: str
-    """better | worse | changed | chance | none: whether the difference is more than chance, and of which sign; of the
-    surface of the text, where more is not better, only that it changed"""
+    """better | worse | changed | chance | none: whether the difference is significant, and its direction. For the
+    surface of the text, where more is not better, only whether it changed."""
     p: str
 
 
@@ -54,13 +54,13 @@ class RunSummary:
     facts: list[Fact]
     rows: list[ChangeRow]
     inputs: int
-    """That the rows are means over."""
+    """Number of inputs that the rows are means over."""
     start: str
-    """What the model is called that it began with."""
+    """The name of the initial model."""
 
 
 def summarise_run(run: Run, changes: list[MetricChange], fallback: str = "") -> RunSummary:
-    """fallback: the method, if the folder does not name it."""
+    """Summarise one run. fallback: its method, if the folder does not name it."""
     return RunSummary(
         label=run.label,
         method=run.method or fallback,
@@ -73,7 +73,7 @@ def summarise_run(run: Run, changes: list[MetricChange], fallback: str = "") -> 
 
 
 def number(metric: str, value: float, sign: bool = False) -> str:
-    """A value on the scale of tables, with a useful number of digits."""
+    """Format a value on the scale of tables, with a useful number of digits."""
     if math.isnan(value):
         return "–"
     factor, digits = (100, 2) if is_percent(metric) else (1, 3)
@@ -137,7 +137,7 @@ def _sentence(run: Run, changes: list[MetricChange]) -> str:
 
 
 def _from_log(run: Run) -> str:
-    """Changes from the evaluations during training, for runs without stored outputs."""
+    """Return a sentence about the evaluations during training, for runs without stored outputs."""
     values = [line["eval_reward"] for line in run.log if not math.isnan(line.get("eval_reward", math.nan))]
     if len(values) > 1:
         return f"The validation reward went from {values[0]:.3f} (first evaluation) to {values[-1]:.3f} (last one)."
@@ -164,7 +164,8 @@ def _facts(run: Run) -> list[Fact]:
 
 
 def _reward_calls(run: Run) -> float:
-    """Samples that were scored: training inputs times K, where the run has a reward and both are known; else 0."""
+    """Return the number of samples that were scored: training inputs times K, if the run has a reward and both are
+    known; else 0."""
     names = ("num_samples", "per_device_train_batch_size", "gradient_accumulation_steps")
     samples, batch, passes = (run.settings.get(name) for name in names)
     inputs = run.result.get("inputs")
@@ -221,8 +222,8 @@ def job_rows(job: JobResult) -> list[JobRow]:
 
 
 def comparison_sentence(comparison: Comparison) -> str:
-    """A sentence that names the method with the best first metric, and the methods that do not differ significantly
-    from it."""
+    """Return a sentence that names the method with the best first metric, and the methods that do not differ
+    significantly from it."""
     metric = comparison.metrics[0]
     trained = {name: method for name, method in comparison.methods.items() if name != START}
     if not trained:

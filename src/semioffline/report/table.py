@@ -1,4 +1,4 @@
-"""A comparison as rows: the paper's Table 1 for one's own data."""
+"""Show a comparison as a table, like Table 1 of the paper."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from semioffline.storage.files import read_content
 
 Cell = str
 LEVEL = 0.05
-"""A difference with p below it counts."""
+"""A difference with a p-value below this is significant."""
 INITIAL = "initial"
-"""Tested step of a method whose best checkpoint is the one that it started from."""
+"""Shown as the tested step of a method whose best checkpoint is the initial one."""
 
 
 def read_result(path: Path) -> Any:
-    """The content of a result file, as an object of one of the classes that pages show."""
+    """Read a result file."""
     try:
         return json.loads(read_content(path))
     except (OSError, ValueError, RecursionError) as error:
@@ -29,7 +29,7 @@ def read_result(path: Path) -> Any:
 
 
 def rows(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
-    """(header, lines) of a comparison."""
+    """Return (header, lines) of the table of a comparison."""
     metrics, percent = comparison.metrics, comparison.percent
     header = ["method", "seeds", *metrics, "validation", "FP / input", "steps", "tested step", "seconds"]
     header += ["matched after", "peak MB"]
@@ -54,13 +54,13 @@ def rows(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
 
 
 def _tested(method: MethodSummary) -> Cell:
-    """The step of the tested checkpoint of each seed, once where they are the same."""
+    """Return the steps of the tested checkpoints of all seeds, each once."""
     steps: dict[int | None, str] = {0: INITIAL, None: "last"}
     return ", ".join(dict.fromkeys(steps.get(step) or str(step) for step in method.best_steps)) or "–"
 
 
 def _stayed(comparison: Comparison) -> list[str]:
-    """Trained methods whose best checkpoint is the initial one with every seed."""
+    """Return the trained methods whose best checkpoint is the initial one with every seed."""
     return [name for name, method in comparison.methods.items()
             if method.steps and method.best_steps and not any(step != 0 for step in method.best_steps)]  # fmt: skip
 
@@ -73,7 +73,7 @@ def _matched(name: str, comparison: Comparison) -> Cell:
 
 
 def score(metric: MetricSummary, percent: bool, interval: bool = True) -> Cell:
-    """A mean with its interval; * where it differs from the reference."""
+    """Format a mean with its interval; * if it differs from the reference."""
     factor, digits = (100, 2) if percent else (1, 3)
     mean, low, high = (value * factor for value in (metric.mean, metric.low, metric.high))
     star = "*" if metric.p is not None and metric.p < LEVEL else ""
@@ -81,8 +81,8 @@ def score(metric: MetricSummary, percent: bool, interval: bool = True) -> Cell:
 
 
 def p_between(comparison: Comparison, one: str, other: str, metric: str) -> float | None:
-    """The p-value of the difference of two methods. It is known for the first metric, and for all metrics if one method
-    is the reference; else None."""
+    """Return the p-value of the difference of two methods. It is known for the first metric, and for all metrics if one
+    method is the reference; else None."""
     methods, reference = comparison.methods, comparison.reference
     if reference in (one, other):
         return methods[other if one == reference else one].metrics[metric].p
@@ -96,12 +96,12 @@ def markdown(comparison: Comparison) -> str:
 
 
 def as_lines(header: list[str], lines: list[list[Cell]]) -> list[str]:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     return ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines]]
 
 
 def explanations(comparison: Comparison, name: Callable[[str], str] = str) -> list[tuple[str, str]]:
-    """column -> its explanation. name: writes the name of a method or run."""
+    """Return (column, explanation) pairs. name: formats the name of a method or run."""
     reference, metrics = name(comparison.reference), [name(metric) for metric in comparison.metrics]
     columns = [
         ("Metrics", f"on the test inputs, with a 95 % bootstrap interval; * differs from {reference} (paired "
@@ -109,14 +109,15 @@ def explanations(comparison: Comparison, name: Callable[[str], str] = str) -> li
         ("Validation", "the best reward there, by which settings are chosen"),
         ("FP / input", "forward passes of the decoder per training input, to sample or score texts"),
         ("Tested step", f"of the checkpoint with the best validation reward; {INITIAL}: the one before training"),
-        ("Matched after", f"seconds until {reference} first had, on validation, the best reward of this method"),
+        ("Matched after", f"seconds that {reference} needed to reach this method's best validation reward"),
     ]  # fmt: skip
     shown = [each for each, metric in zip(metrics, comparison.metrics) if comparison.percent.get(metric)]
     return [*columns, ("Times 100", ", ".join(shown))] if shown else columns
 
 
 def caption(comparison: Comparison, name: Callable[[str], str] = str) -> str:
-    """The explanation of the columns, and what the table leaves out. name: writes the name of a method or run."""
+    """Return the explanation of the columns, and what the table leaves out. name: formats the name of a method or
+    run."""
     told = [f"{column}: {text}." for column, text in explanations(comparison, name)]
     if stayed := _stayed(comparison):
         told.append(f"No checkpoint was better than the initial one, which is tested: {', '.join(map(name, stayed))}.")
@@ -126,12 +127,12 @@ def caption(comparison: Comparison, name: Callable[[str], str] = str) -> str:
 
 
 def about(made: Provenance) -> str:
-    """How a result was made: command, commit, versions, machine."""
+    """Return how a result was made: command, commit, versions, machine."""
     return _how_made([markdown_code(made.command)], _where_made(made))
 
 
 def about_comparison(comparison: Comparison) -> str:
-    """The same for a comparison, with its seeds and the settings of single methods."""
+    """Return how a comparison was made, with its seeds and the settings of single methods."""
     made, before = comparison.about, _seconds(comparison.preparation)
     seeds = {seed for method in comparison.methods.values() for seed in method.seeds}
     parts = _where_made(made)
@@ -161,7 +162,7 @@ def _where_made(made: Provenance) -> list[str]:
 
 
 def _seconds(preparation: dict[str, float], before: str = "") -> str:
-    """The seconds of the stages that all runs share."""
+    """Return the seconds of the stages that all runs share."""
     told = ", ".join(f"{what} {seconds:.0f}" for what, seconds in preparation.items())
     return f"{before}seconds before the runs: {told}" if told else ""
 

@@ -1,1 +1,1 @@
-"""Rewards and metrics, one file each. A reward sees strings, never tensors."""
+"""Rewards and metrics, one file each. A reward gets strings, never tensors."""

@@ -16,7 +16,7 @@ LAYERS = {
     "distilbert-base-uncased": 5,
     "deberta-xlarge-mnli": 40,
 }
-"""The layers that the authors chose on human judgements; for other encoders the last layer is taken."""
+"""The layer of each encoder that the authors chose by human judgements. For other encoders it is the last layer."""
 BASELINES = {
     "bert-base-uncased": 0.35219112,
     "bert-large-uncased": 0.42646673,
@@ -25,17 +25,18 @@ BASELINES = {
     "distilbert-base-uncased": 0.66620487,
     "deberta-xlarge-mnli": 0.5150192,
 }
-"""What F is for two unrelated English sentences, at these layers: published with the bert-score package."""
+"""F for two unrelated English sentences at these layers, as published with the bert-score package."""
 
 
 class BertScore(EncoderReward):
-    """F = 2PR / (P + R), with every token matched to the most similar one of the other text.
+    """F = 2PR / (P + R), with every token matched to the most similar token of the other text.
 
     P is the mean over completion tokens of the highest cosine with a reference token, R the mean over reference tokens
-    of the highest cosine with a completion token. Tokens are the hidden states of one layer; the marks at both ends of
-    a text may be matched but are not counted. No idf weights. An empty text scores 0. With several references, the
-    highest F. The same as the bert-score package gives for the encoder and layer. rescale: (F - b) / (1 - b), with b
-    from BASELINES, or `baseline`: nearly 0 for unrelated texts, and below 0 for an empty one.
+    of the highest cosine with a completion token. A token is represented by its hidden state in one layer. The special
+    tokens at both ends of a text may be matched but are not counted. There are no idf weights. An empty text scores 0.
+    With several references, the highest F counts. The values are those of the bert-score package for the same encoder
+    and layer. rescale: (F - b) / (1 - b), with b from BASELINES, or `baseline`: nearly 0 for unrelated texts, and below
+    0 for an empty one.
     """
 
     name = "bertscore"
@@ -88,7 +89,7 @@ class BertScore(EncoderReward):
         return [(score - self.baseline) / (1 - self.baseline) for score in highest] if self.baseline else highest
 
     def _score(self, pairs: list[tuple[str, str]]) -> list[float]:
-        """F of each pair. The samples of an input share their reference: it is read once."""
+        """Return F of each pair. A reference that several samples share is read once."""
         import torch
 
         texts = list(dict.fromkeys(text.strip() for pair in pairs for text in pair))
@@ -117,5 +118,5 @@ class BertScore(EncoderReward):
 
 
 def _mean(values: Any, counted: Any) -> Any:
-    """(B, T) -> (B,) mean over the tokens that count"""
+    """Return (B,), the mean over the tokens that count. values: (B, T)."""
     return values.masked_fill(~counted, 0.0).sum(1) / counted.sum(1).clamp(min=1)

@@ -1,7 +1,7 @@
 """BLEU-4 (Papineni et al., 2002) of sentences and of whole sets: the numbers of sacrebleu to the last bit.
 
-Where references have many completions, n-grams are counted for all of them at once. Words, smoothing and everything
-that is divided stay sacrebleu's.
+If references have many completions, n-grams are counted for all of them at once. Tokenising, smoothing and the final
+division are sacrebleu's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 ORDER = 4
 MANY = 16
-"""Completions of the same references from which on they are counted together."""
+"""Minimum number of completions of the same references that are counted together."""
 MAX_WORDS = 1 << 17
-"""Words remembered between calls."""
+"""Maximum number of words remembered between calls."""
 _BETWEEN = ""
 """A separator after every text; no word is empty."""
 
@@ -28,9 +28,10 @@ _BETWEEN = ""
 class SentenceBleu(BaseReward):
     """sacrebleu's sentence BLEU / 100, in [0, 1]: brevity penalty * exp(mean over n of log precision_n), n = 1..4.
 
-    Exponential smoothing of zero precisions, and effective order: texts of fewer than four words use the n they have.
-    With several references, "all" hands them to sacrebleu together (an n-gram counts up to its highest count in any of
-    them, the length is compared with the nearest); "mean" is the mean of the scores against each, in their order.
+    It uses exponential smoothing of zero precisions, and effective order: a text of fewer than four words uses only the
+    n that it has. With several references, "all" passes them to sacrebleu together (an n-gram counts up to its highest
+    count in any of them, and the length is compared with the nearest one); "mean" is the mean of the scores against
+    each.
     """
 
     name = "bleu"
@@ -51,7 +52,7 @@ class SentenceBleu(BaseReward):
 
     @property
     def signature(self) -> str:
-        """sacrebleu's signature; `nrefs` is "var" until something was scored, and when the number varied."""
+        """sacrebleu's signature. `nrefs` is "var" until something was scored, and if the number varied."""
         counts = self._reference_counts
         self._metric.num_refs = next(iter(counts)) if len(counts) == 1 else -1
         return f"bleu|{self._metric.get_signature()}|level:sentence|refs:{self.multi_reference}"
@@ -81,7 +82,7 @@ class SentenceBleu(BaseReward):
         ]
 
     def _group(self, references: list[str]) -> list[tuple[str, ...]]:
-        """References that are passed together."""
+        """Return the groups of references that are passed to sacrebleu together."""
         if self.multi_reference == "all":
             return [tuple(references)]
         return [(reference,) for reference in references]
@@ -103,7 +104,7 @@ class SentenceBleu(BaseReward):
                 own[text] = _divide(length, nearest, *next(hits))
 
     def _read(self, texts: Iterable[str]) -> list[str]:
-        """sacrebleu's words of all texts, each text followed by a separator."""
+        """Return sacrebleu's words of all texts, with a separator after each text."""
         words = self._words
         if len(words) > MAX_WORDS:
             words.clear()
@@ -119,8 +120,8 @@ class SentenceBleu(BaseReward):
 
 
 class _Words(dict[str, list[str]]):
-    """A cache: chunk of text between spaces -> its words. This works because no rule of sacrebleu's tokenizer (13a)
-    crosses a space."""
+    """A cache from a chunk of text between spaces to its words. This works because no rule of sacrebleu's tokenizer
+    (13a) crosses a space."""
 
     def __init__(self, metric: "BLEU") -> None:
         super().__init__()
@@ -133,7 +134,7 @@ class _Words(dict[str, list[str]]):
 
 @lru_cache(maxsize=1 << 16)
 def _divide(length: int, wanted: int, *hits: int) -> float:
-    """BLEU / 100 of one completion, from its words, those of the nearest reference, and its n-grams that are right."""
+    """Return BLEU / 100 of one completion, from its length, that of the nearest reference, and its matching n-grams."""
     from sacrebleu.metrics.bleu import BLEU
 
     totals = [max(length - n, 0) for n in range(ORDER)]
@@ -142,9 +143,10 @@ def _divide(length: int, wanted: int, *hits: int) -> float:
 
 
 class CorpusBleu(SentenceBleu):
-    """sacrebleu's corpus BLEU / 100: n-gram counts and lengths are summed over all inputs before anything is divided.
+    """sacrebleu's corpus BLEU / 100: n-gram counts and lengths are summed over all inputs before the division.
 
-    As a reward, where every sample needs a value of its own, it is sentence BLEU. Over a set, no effective order.
+    As a reward, for which every sample needs its own value, it is sentence BLEU. Over a set there is no effective
+    order.
     """
 
     name = "corpus_bleu"
@@ -154,15 +156,15 @@ class CorpusBleu(SentenceBleu):
         return super().signature.replace("level:sentence", "level:corpus").replace("eff:yes", "eff:no")
 
     def statistics(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[list[float]]:
-        """For each input: words of the completion and of the nearest reference, then n-grams right and n-grams there
-        are, n = 1..4."""
+        """Return for each input: words of the completion, words of the nearest reference, then matching n-grams and all
+        n-grams for n = 1..4."""
         check_references(completions, references)
         self._reference_counts |= {len(row) for row in references}
         scores = [self._metric.sentence_score(text, row) for text, row in zip(completions, references, strict=True)]
         return [[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores]
 
     def corpus_score(self, statistics: Sequence[float]) -> float:
-        """BLEU of summed statistics."""
+        """Return BLEU of summed statistics."""
         length, wanted, *grams = (int(number) for number in statistics)
         order = len(grams) // 2
         score = self._metric.compute_bleu(

@@ -8,7 +8,7 @@ from semioffline.rewards.rouge import Rouge
 
 
 def bleu_rougeL(completions: list[str], references: list[list[str]], **columns: Any) -> list[float]:
-    """The average of sentence BLEU-4 and ROUGE-L (Table 8 of the paper; its code weighs them 2 to 1)."""
+    """Return the average of sentence BLEU-4 and ROUGE-L (Table 8 of the paper; its code weights them 2 to 1)."""
     parts = [reward(completions=completions, references=references) for reward in _parts()]
     return [sum(values) / len(values) for values in zip(*parts, strict=True)]
 

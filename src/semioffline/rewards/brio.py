@@ -15,14 +15,14 @@ VARIANTS = ("rouge1", "rouge2", "rougeLsum")
 
 @lru_cache(maxsize=1 << 14)
 def prepare(text: str) -> str:
-    """Sentences on lines of their own, each in treebank words, in lower case."""
+    """Put one sentence on each line, tokenised as in the Penn Treebank, lower-cased."""
     return "\n".join(" ".join(split_words(sentence)) for sentence in split_sentences(text.strip())).lower()
 
 
 class BrioRouge(Rouge):
     """Stemmed ROUGE of prepared texts. ROUGE-L is the summary-level one (Lsum), as in the published tables.
 
-    We depart from BRIO in one thing: its sentences come from nltk's downloaded model, ours from a rule.
+    One departure from BRIO: it splits sentences with a model that nltk downloads, we split them with a rule.
     """
 
     def __init__(self, variants: Sequence[str] | str = VARIANTS) -> None:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class SentenceChrf(BaseReward):
-    """sacrebleu's sentence chrF / 100, in [0, 1]: F2 of character n-grams, n = 1..6, spaces left out.
+    """sacrebleu's sentence chrF / 100, in [0, 1]: F2 of character n-grams, n = 1..6, without spaces.
 
-    With several references, the one with the highest F.
+    With several references, the highest F counts.
     """
 
     name = "chrf"

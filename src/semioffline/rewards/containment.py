@@ -1,4 +1,4 @@
-"""Undoes changes that a reward function makes to the process, if they would disturb the training."""
+"""Undo changes that a reward function makes to the process, if they would disturb the training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from semioffline.rewards.contract import WrappedReward
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Restore the working directory, so that relative paths name the same files, and the standard streams. End a
-    process that the block has forked and that comes back: it would go on with our work."""
+    """Restore the working directory and the standard streams after the block. If the block forks a process that returns
+    from it, end that process: it would continue with the training."""
     process, folder, streams = os.getpid(), _working_directory(), (sys.stdout, sys.stderr)
     try:
         yield
@@ -29,7 +29,7 @@ def contained() -> Iterator[None]:
 
 
 class Contained(WrappedReward):
-    """A function whose calls are contained; the coroutine that it may return is not."""
+    """A function whose calls are contained. A coroutine that it returns is not."""
 
     def __call__(self, *args: Any, **columns: Any) -> Any:
         with contained():
@@ -41,7 +41,7 @@ def _nowhere() -> TextIO:
 
 
 def _working_directory() -> str | None:
-    """None: it has been removed."""
+    """Return the working directory; None if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The interface of rewards, and their shared parts: checks of references, options after a `?`, versions."""
+"""The interface of rewards, and shared functions: checks of references, options after a `?`, versions."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any, Protocol, runtime_checkable
 from semioffline.errors import UserError, unknown
 
 RewardFunction = Callable[..., Any]
-"""A reward as a user writes it: a function or an object that is called as `Reward` is."""
+"""A reward that a user writes: a function, or an object that is called like a `Reward`."""
 
 
 class Reward(Protocol):
     """A reward or metric, as the library calls it. `as_reward` makes one of a user's function.
 
     It is called by keyword with lists of equal length: prompts, completions, completion_ids, references and every other
-    column. It returns one number (or None, to leave that sample out) for each completion. It may be async.
+    column. It returns one number for each completion, or None to leave that sample out. It may be async.
     """
 
     @property
     def name(self) -> str:
-        """In logs: rewards/NAME/mean."""
+        """The name in logs: rewards/NAME/mean."""
 
     @property
     def signature(self) -> str | None:
-        """What the number is, for results: metric, variant, version. None: nothing but the name is known."""
+        """A text that identifies the number in results: metric, variant, version. None: only the name is known."""
 
     @property
     def on_device(self) -> bool:
-        """Whether it runs a model, and so cannot be made again in worker processes."""
+        """Whether it runs a model, so that worker processes cannot build it."""
 
     @property
     def single_process(self) -> bool:
@@ -39,7 +39,7 @@ class Reward(Protocol):
 
     @property
     def deterministic(self) -> bool:
-        """Whether the value depends on the text and its row alone: identical texts of an input are then scored once.
+        """Whether the value depends only on the text and its row. Identical texts of an input are then scored once.
         False for a judge that answers differently each time, or a reward that compares the texts of a call."""
 
     def __call__(self, *args: Any, **columns: Any) -> Any: ...
@@ -50,14 +50,14 @@ class CorpusMetric(Protocol):
     """A metric whose value over a set is not the mean over inputs, such as corpus BLEU."""
 
     def statistics(self, completions: list[str], references: list[list[str]]) -> list[list[float]]:
-        """For each input, the statistics that are summed over inputs."""
+        """Return the statistics of each input, which are summed over inputs."""
 
     def corpus_score(self, sums: Sequence[float]) -> float:
-        """The value over the set, from summed statistics."""
+        """Return the value over the set from summed statistics."""
 
 
 class BaseReward(ABC):
-    """Base class of the rewards of this package: the attributes of `Reward` with their usual values."""
+    """Base class of the rewards of this package, with the usual values of the attributes of `Reward`."""
 
     on_device: bool = False
     single_process: bool = False
@@ -76,7 +76,7 @@ class BaseReward(ABC):
 
 
 class WrappedReward(BaseReward):
-    """Wraps a user's function, with its name, signature and other attributes."""
+    """Wraps a user's function and copies its name, signature and other attributes."""
 
     def __init__(self, function: RewardFunction) -> None:
         self.function = self.__wrapped__ = function  # `inspect.signature` looks for the second
@@ -97,7 +97,7 @@ class WrappedReward(BaseReward):
 
 
 class FunctionReward(WrappedReward):
-    """A user's function as a reward. Two of the same function are equal, so that a metric is measured once."""
+    """A user's function as a reward. Two rewards of the same function are equal, so that a metric is measured once."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FunctionReward) and self.function is other.function
@@ -107,7 +107,7 @@ class FunctionReward(WrappedReward):
 
 
 class CorpusFunction(FunctionReward):
-    """The same of an object that is also a `CorpusMetric`."""
+    """A user's object as a reward, if it is also a `CorpusMetric`."""
 
     function: Any
 
@@ -119,9 +119,9 @@ class CorpusFunction(FunctionReward):
 
 
 def as_reward(given: RewardFunction) -> Reward:
-    """A user's reward as a `Reward`. A user's function is wrapped here, once.
+    """Convert a user's reward to a `Reward`. A function is wrapped.
 
-    Raises an error if what the object says about itself is not as `Reward` has it.
+    Raises an error if an attribute of the object does not have the type that `Reward` declares.
     """
     _check(given)
     if isinstance(given, BaseReward):
@@ -130,12 +130,12 @@ def as_reward(given: RewardFunction) -> Reward:
 
 
 def reward_name(function: RewardFunction) -> str:
-    """The `name` of a reward, or the name of its function or class."""
+    """Return the `name` of a reward, or the name of its function or class."""
     return getattr(function, "name", None) or getattr(function, "__name__", None) or type(function).__name__
 
 
 def _check(given: RewardFunction) -> None:
-    """Properties are not read: they may be slow, or not ready yet."""
+    """Check the attributes of a user's reward. Properties are not read, because they may be slow or not ready yet."""
     name = reward_name(given)
     if not isinstance(name, str):
         raise UserError(f"the reward {type(given).__name__} has a name that is not a text: {name!r}")
@@ -155,7 +155,7 @@ def _check(given: RewardFunction) -> None:
 
 
 def check_references(completions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """One list with one or more strings for each completion."""
+    """Check that there is a list with one or more strings for each completion."""
     if len(references) != len(completions):
         raise UserError(f"{len(completions)} completions but {len(references)} lists of references: give one for each.")
     for i, row in enumerate(references):
@@ -174,11 +174,12 @@ def package_version() -> str:
 
 
 RewardOptions = Mapping[str, Callable[[str], object]]
-"""Options that a reward takes: name -> how its text is read."""
+"""Options of a reward: name -> the function that reads its text."""
 
 
 def parse_options(given: str, known: RewardOptions) -> tuple[str, dict[str, object]]:
-    """ "NAME?pair=true&dtype=bfloat16" -> ("NAME", {"pair": True, "dtype": "bfloat16"}); `known` reads each value."""
+    """Parse "NAME?pair=true&dtype=bfloat16" into ("NAME", {"pair": True, "dtype": "bfloat16"}). known: option -> the
+    function that reads its value."""
     name, _, tail = given.partition("?")
     options: dict[str, object] = {}
     for part in filter(None, tail.split("&")):

@@ -1,4 +1,4 @@
-"""Frozen models that read texts for a reward: how they are loaded, batched and run. Torch is imported when used."""
+"""Load, batch and run frozen models that read texts for a reward. Torch is imported only when used."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LOAD_OPTIONS: RewardOptions = {"device": str, "dtype": str, "batch_size": positi
 
 
 class EncoderReward(BaseReward):
-    """A reward that is read from the output of a frozen model."""
+    """A reward that is computed from the output of a frozen model."""
 
     on_device = True
     auto_class: ClassVar[str] = "AutoModel"
     """The class of Transformers that loads the model."""
     options: ClassVar[RewardOptions] = LOAD_OPTIONS
-    """What may stand behind the `?` of its name."""
+    """Options that may follow the `?` of its name."""
 
     def __init__(
         self, model: Any, tokenizer: Any, batch_size: int = 64, max_length: int | None = None, device: Any = None
@@ -34,7 +34,7 @@ class EncoderReward(BaseReward):
 
     @classmethod
     def load(cls, given: str, processing_class: Any = None, device: Any = None) -> Self:
-        """ "NAME_OR_PATH", with options behind a `?`."""
+        """Load a reward from "NAME_OR_PATH", with options after a `?`."""
         name, options = parse_options(given, cls.options)
         dtype = str(options.pop("dtype", "float32"))
         model, tokenizer = load_model(cls.auto_class, name, dtype, processing_class)
@@ -43,7 +43,7 @@ class EncoderReward(BaseReward):
 
     @property
     def checkpoint(self) -> str:
-        """The last name of the model's path."""
+        """The last part of the model's path."""
         return short_name(self.model)
 
     @property
@@ -52,7 +52,7 @@ class EncoderReward(BaseReward):
 
 
 def load_model(kind: str, name: str, dtype: str = "float32", tokenizer: Any = None) -> tuple[Any, Any]:
-    """(model, tokenizer) by the name of an auto class and of a checkpoint."""
+    """Load (model, tokenizer). kind: the name of an auto class. name: a checkpoint."""
     import torch
     import transformers
 
@@ -70,7 +70,7 @@ def load_model(kind: str, name: str, dtype: str = "float32", tokenizer: Any = No
 
 
 def place(model: Any, device: Any) -> Any:
-    """The model, frozen and out of training mode, on `device` (None leaves it where it is)."""
+    """Freeze a model, set it to evaluation mode, and move it to `device` (None leaves it where it is)."""
     model = model.eval().requires_grad_(False)
     if device is None:
         return model
@@ -81,15 +81,15 @@ def place(model: Any, device: Any) -> Any:
 
 
 def longest_text(model: Any, tokenizer: Any, asked: int | None = None) -> int:
-    """Tokens that fit into the model: what the tokenizer says, and no more than there are positions."""
+    """Return the maximum number of tokens that the model reads: the tokenizer's limit, and at most the number of
+    positions."""
     positions = getattr(model.config, "max_position_embeddings", None) or 512
     return min(asked or 10**9, tokenizer.model_max_length, positions)
 
 
 @contextmanager
 def own_precision(model: Any) -> Iterator[None]:
-    """No gradient, and the model's own precision, also for what is done with its output: training may run under
-    autocast."""
+    """Run the block without gradient and in the model's own precision, because training may run under autocast."""
     import torch
 
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
@@ -97,13 +97,13 @@ def own_precision(model: Any) -> Iterator[None]:
 
 
 def batches(rows: Sequence[tuple[str, ...]], size: int) -> Iterator[list[tuple[str, ...]]]:
-    """The different rows, long ones together, so that padding is low."""
+    """Yield batches of the distinct rows, long ones together, so that there is little padding."""
     different = sorted(dict.fromkeys(rows), key=lambda row: -sum(map(len, row)))
     for start in range(0, len(different), size):
         yield different[start : start + size]
 
 
 def short_name(model: Any) -> str:
-    """The last part of the name or path that a model was loaded from, or else its class."""
+    """Return the last part of the name or path that a model was loaded from, or else its class."""
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     return name.rstrip("/").split("/")[-1]

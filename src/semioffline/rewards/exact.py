@@ -6,12 +6,13 @@ from semioffline.rewards.contract import BaseReward, check_references, package_v
 
 
 def normalise(text: str) -> str:
-    """Case folded, white space at the ends removed and elsewhere one space. Punctuation and articles stay."""
+    """Fold the case, strip white space at the ends, and make other white space one space. Punctuation and articles
+    stay."""
     return " ".join(text.casefold().split())
 
 
 class ExactMatch(BaseReward):
-    """1 when the completion equals one of the references after `normalise`, else 0."""
+    """1 if the completion equals one of the references after `normalise`, else 0."""
 
     name = "exact_match"
 

@@ -1,8 +1,8 @@
 """Time limits for rewards that may hang, and retries for rewards that may fail.
 
-Python cannot stop a running function from outside. Training stops with an error, and the function ends with the
-process. One that does not even let other threads run (a regular expression that tries endlessly) is ended with the
-process: exit code 1, and stderr shows where it was.
+Python cannot stop a running function from outside. When the limit is reached, training stops with an error, and the
+function ends with the process. If a function does not let other threads run (a regular expression with endless
+backtracking), the process is ended with exit code 1, and stderr shows where the function was.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from semioffline.errors import UserError
 from semioffline.rewards.contract import RewardFunction, WrappedReward
 
 GRACE = 1.0
-"""Seconds that a coroutine has to end after it was cancelled."""
+"""Seconds that a cancelled coroutine has to end."""
 LAST = 5.0
-"""Seconds after a limit until the process is ended, where no thread could run to say that the time is over."""
+"""Seconds after the limit until the process is ended, if no other thread can run and report the error."""
 
 
 def no_answer(seconds: float) -> str:
@@ -33,7 +33,8 @@ def no_answer(seconds: float) -> str:
 
 @contextmanager
 def end_process_after(seconds: float | None) -> Iterator[None]:
-    """End this process when the block takes much longer than `seconds`: a watchdog that needs no Python to run."""
+    """End this process if the block takes much longer than `seconds`. The watchdog does not need the Python
+    interpreter."""
     stream = sys.__stderr__
     if seconds is None or stream is None or stream.closed:
         yield
@@ -46,9 +47,9 @@ def end_process_after(seconds: float | None) -> Iterator[None]:
 
 
 class TimeLimit(WrappedReward):
-    """Raises TimeoutError when a call takes longer than `seconds`.
+    """A reward function that raises TimeoutError if a call takes longer than `seconds`.
 
-    A plain function runs in a thread of its own, which is left behind. A coroutine is cancelled.
+    A plain function runs in its own thread, which cannot be stopped. A coroutine is cancelled.
     """
 
     def __init__(self, function: RewardFunction, seconds: float) -> None:
@@ -90,7 +91,7 @@ class TimeLimit(WrappedReward):
 
 
 def time_limit(function: RewardFunction, seconds: float | None) -> RewardFunction:
-    """The function with a limit on the time of one call; None means no limit."""
+    """Add a time limit to the calls of a function; None means no limit."""
     return function if seconds is None else TimeLimit(function, seconds)
 
 
@@ -102,8 +103,9 @@ class Retry(WrappedReward):
         attempts: Number of calls, the first one included.
         wait: Seconds before the second call; doubled before each further call.
         errors: Exceptions after which it is called again. The default has network errors: OSError (ConnectionError,
-            TimeoutError, urllib's URLError) and HTTPException (incomplete or malformed answers).
-        give_up: "raise": the last error stops training. "none": the samples get no reward and are left out.
+            TimeoutError, urllib's URLError and HTTPError) and HTTPException (incomplete or malformed answers).
+        give_up: What to do if all attempts fail. "raise": training stops with the last error. "none": the samples get
+            no reward and are left out.
 
     Example:
         ```python

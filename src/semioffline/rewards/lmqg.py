@@ -1,4 +1,5 @@
-"""ROUGE-L and BLEU-4 as question generation is scored (Ushio et al., 2022, LMQG): as in the COCO caption evaluation."""
+"""ROUGE-L and BLEU-4 as used for question generation (Ushio et al., 2022, LMQG): those of the COCO caption
+evaluation."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ BETA = 1.2
 
 @lru_cache(maxsize=1 << 14)
 def _words(text: str) -> tuple[str, ...]:
-    """Treebank words in lower case, brackets as -lrb- and -rrb-, which the published references have too.
+    """Return treebank words in lower case, with brackets as -lrb- and -rrb-, as in the published references.
 
-    Opening and closing quotes are one word: in a text that is tokenised already the tokenizer mistakes them.
+    Opening and closing quotes become one word, because the tokenizer confuses them in a text that is tokenised already.
     """
     words = (word.lower() for word in split_words(text, brackets=True))
     return tuple('"' if word in ("``", "''") else word for word in words) or ("",)
@@ -29,9 +30,9 @@ def _words(text: str) -> tuple[str, ...]:
 class LmqgRougeL(BaseReward):
     """F = (1 + β²) P R / (R + β² P), β = 1.2: recall counts more than precision.
 
-    P = LCS / words of the completion, R = LCS / words of the reference. With several references P and R are each the
-    highest over them, so they may come from two. LMQG normalises outputs only, since its references are tokenised
-    files; we tokenise both, and references that are tokenised already stay as they are.
+    P = LCS / words of the completion, R = LCS / words of the reference. With several references, P and R are each the
+    highest over them, so they may come from two. LMQG tokenises only outputs, since its references are tokenised files.
+    We tokenise both; references that are tokenised already do not change.
     """
 
     name = "lmqg_rougeL"
@@ -62,15 +63,15 @@ class LmqgRougeL(BaseReward):
 
 ORDER = 4
 _SMALL, _TINY = 1e-9, 1e-15
-"""What the published scorer adds to numbers of n-grams, so that it never divides by 0."""
+"""Numbers that the published scorer adds to counts of n-grams, so that it never divides by 0."""
 
 
 class LmqgBleu4(BaseReward):
     """BLEU-4 of the COCO caption evaluation, which LMQG prints: treebank words in lower case, no smoothing.
 
-    Over a set, n-gram counts and lengths are summed before anything is divided; as a reward, every text has a value of
-    its own. With several references an n-gram counts up to its highest count in any of them, and the length is compared
-    with the nearest one, of two the shorter. Texts are tokenised as for `LmqgRougeL`.
+    Over a set, n-gram counts and lengths are summed before the division; as a reward, every text has its own value.
+    With several references, an n-gram counts up to its highest count in any of them. The length is compared with the
+    nearest one; of two equally near ones, with the shorter. Texts are tokenised as for `LmqgRougeL`.
     """
 
     name = "lmqg_bleu4"
@@ -83,13 +84,13 @@ class LmqgBleu4(BaseReward):
         return [self.corpus_score(row) for row in self.statistics(completions, references)]
 
     def statistics(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[list[float]]:
-        """For each input: words of the completion and of the nearest reference, then n-grams right and n-grams there
-        are, n = 1..4."""
+        """Return for each input: words of the completion, words of the nearest reference, then matching n-grams and all
+        n-grams for n = 1..4."""
         check_references(completions, references)
         return [_count_grams(text, row) for text, row in zip(completions, references, strict=True)]
 
     def corpus_score(self, statistics: Sequence[float]) -> float:
-        """BLEU-4 of summed statistics, in the published order of operations."""
+        """Return BLEU-4 of summed statistics, in the published order of operations."""
         length, wanted, *grams = statistics
         score = 1.0
         for right, there in zip(grams[:ORDER], grams[ORDER:], strict=True):

@@ -1,4 +1,5 @@
-"""METEOR 1.5 (Denkowski and Lavie, 2014), by its own Java program, which the package pycocoevalcap carries."""
+"""METEOR 1.5 (Denkowski and Lavie, 2014), computed by its own Java program, which comes with the package
+pycocoevalcap."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from semioffline.errors import UserError
 from semioffline.rewards.contract import BaseReward, check_references
 
 _LENGTH, _WANTED, _CHUNKS, _MATCHED, _FOUND = 0, 1, 20, 21, 22
-"""Where they stand among METEOR's counts: words of completion and reference, chunks, matched words of both."""
+"""Positions in METEOR's list of counts: words of completion and reference, chunks, matched words of both."""
 
 
 def find_jar() -> Path:
-    """The path of METEOR's jar. If its package or Java is missing, an error says what to install."""
+    """Return the path of METEOR's jar. If its package or Java is missing, the error says what to install."""
     spec = importlib.util.find_spec("pycocoevalcap")
     places = list(spec.submodule_search_locations or []) if spec else []
     jars = [path for place in places if (path := Path(place) / "meteor" / "meteor-1.5.jar").is_file()]
@@ -32,7 +33,7 @@ def find_jar() -> Path:
 
 
 def is_there() -> bool:
-    """Whether METEOR and Java are installed."""
+    """Return whether METEOR and Java are installed."""
     try:
         find_jar()
     except UserError:
@@ -41,7 +42,8 @@ def is_there() -> bool:
 
 
 class _Program:
-    """One Java process, started when it is first needed, that answers line by line. It takes seconds to start."""
+    """One Java process that answers line by line. It is started when it is first needed, because starting takes
+    seconds."""
 
     def __init__(self) -> None:
         self.jar = find_jar()
@@ -51,7 +53,7 @@ class _Program:
         atexit.register(self.close)
 
     def ask(self, line: str, answers: int = 1) -> list[str]:
-        """Write one line, read so many."""
+        """Write one line, and read this many answers."""
         process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -106,7 +108,7 @@ def _program() -> _Program:
 
 
 def _clean(text: str) -> str:
-    """One line, without the program's separator."""
+    """Put a text into one line, without the program's separator."""
     return " ".join(text.replace("|||", " ").split())
 
 
@@ -114,7 +116,7 @@ class Meteor(BaseReward):
     """The METEOR score of each completion, in [0, 1]: a weighted harmonic mean of precision and recall over words that
     match exactly, by stem, as synonyms or as paraphrases, times a penalty for matches in another order.
 
-    With several references, the best.
+    With several references, the best score counts.
     """
 
     name = "meteor"
@@ -143,9 +145,9 @@ class Meteor(BaseReward):
 
 
 class CorpusMeteor(Meteor):
-    """METEOR over a whole set, as it is published: the score of the counts of all inputs together.
+    """METEOR over a whole set, as it is published: the score of the summed counts of all inputs.
 
-    As a reward, where every sample needs a value of its own, it is the sentence score.
+    As a reward, for which every sample needs its own value, it is the sentence score.
     """
 
     name = "corpus_meteor"
@@ -155,7 +157,7 @@ class CorpusMeteor(Meteor):
         return super().signature.replace("level:sentence", "level:corpus")
 
     def statistics(self, completions: list[str], references: list[list[str]], **kwargs: Any) -> list[list[float]]:
-        """METEOR's 23 counts for each input: lengths, matches of each kind, chunks, matched words of both sides.
+        """Return METEOR's 23 counts for each input: lengths, matches of each kind, chunks, matched words of both sides.
 
         A completion that matches its reference as a whole has no chunk boundary: METEOR counts its one chunk as none.
         """
@@ -169,7 +171,7 @@ class CorpusMeteor(Meteor):
         return rows
 
     def corpus_score(self, statistics: Sequence[float]) -> float:
-        """The score of summed counts."""
+        """Return the score of summed counts."""
         program = _program()
         with program.lock:
             return float(program.ask("EVAL ||| " + " ".join(map(str, statistics)), answers=2)[-1])

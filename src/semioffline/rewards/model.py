@@ -1,4 +1,4 @@
-"""Any sequence-classification model as a reward: a click model, a factuality classifier, a preference model."""
+"""Use any sequence-classification model as a reward: a click model, a factuality classifier, a preference model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ModelReward(EncoderReward):
         self.pair = entailment is not None if pair is None else pair
 
     def _pick(self, label: str | None, entailment: int | None) -> int | None:
-        """The column of the logits that is the reward; None for a single output."""
+        """Return the column of the logits that is the reward; None if there is only one."""
         if len(self.labels) == 1:
             if label is not None:
                 raise UserError(f"label={label}: the reward model has one output and no labels; leave label out")

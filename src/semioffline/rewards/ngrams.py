@@ -1,7 +1,7 @@
-"""N-grams of many completions of few references, counted for all of them at once.
+"""Count the n-grams of many completions of few references, all at once.
 
-A step scores K samples of each reference. The words of all texts become one array of numbers, of which only the words
-and n-grams of each text's own references matter.
+Each step scores K samples against the references of one input. The words of all texts become one array of numbers. Only
+words and n-grams of a text's own references count.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -14,11 +14,12 @@ LARGEST = 2**63 - 1
 
 
 class Counts:
-    """Groups of references and their completions as numbers, one for each word that a reference of the group has."""
+    """Groups of references and their completions, as numbers: one number for each word that a reference of the group
+    has."""
 
     def __init__(self, line: str, between: str, references: Sequence[int], completions: Sequence[int]):
-        """line: one character for each word, `between` after each text: first all references, group after group, then
-        all completions. references, completions: how many texts of each kind a group has."""
+        """line: one character for each word, and `between` after each text; first all references, group after group,
+        then all completions. references, completions: number of texts of each kind in each group."""
         codes = np.frombuffer(line.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         self.ends = np.flatnonzero(codes == ord(between))
         self.starts = np.concatenate([[0], self.ends[:-1] + 1])
@@ -32,7 +33,7 @@ class Counts:
         self._number(codes)
 
     def _number(self, codes: np.ndarray) -> None:
-        """Number the words of each group's references from 1 on; every other word, and the separator between texts, is
+        """Number the words of each group's references from 1. All other words, and the separator between texts, get
         0."""
         self.text = np.repeat(np.arange(len(self.ends)), self.lengths + 1)
         owner = self.group[self.text]
@@ -48,7 +49,7 @@ class Counts:
         self.numbers = table.take(compact.take(codes) + owner * table.shape[1])
 
     def hits(self, n: int) -> np.ndarray:
-        """For each completion, the sum over n-grams of min(count in completion, highest count in a reference)."""
+        """Return for each completion the sum over n-grams of min(count in completion, highest count in a reference)."""
         if n == 1:  # words have numbers of their own already
             return self._least(self.text, self.numbers, self.words + 1, first=1)
         size = max(len(self.numbers) - n + 1, 0)
@@ -74,7 +75,8 @@ class Counts:
         return self._least(text[right], local, int(local.max()) + 1)
 
     def _least(self, text: np.ndarray, numbers: np.ndarray, width: int, first: int = 0) -> np.ndarray:
-        """For each completion, the sum over numbers, from `first` on, of min(count in it, highest in a reference)."""
+        """Return for each completion the sum over numbers, from `first` on, of min(count in it, highest count in a
+        reference)."""
         texts = len(self.ends)
         table = np.bincount(text * width + numbers, minlength=texts * width).reshape(texts, width)[:, first:]
         most = np.maximum.reduceat(table[: self.references], self.first)
@@ -82,10 +84,11 @@ class Counts:
 
 
 def write(head: Sequence[Hashable], words: Iterable[Hashable], between: Hashable) -> tuple[str, str]:
-    """One character for each word of the references (head) and of the completions; and that between texts.
+    """Write texts with one character for each word and `between` after each text. Return those of the references (head)
+    and of the completions.
 
-    Only words of the references need their own characters: a table of a few words is looked up several times faster
-    than one of all words that were ever seen.
+    Only words of the references get their own characters: looking up a small table is several times faster than looking
+    up all words that were ever seen.
     """
     known = {word: chr(n) for n, word in enumerate(dict.fromkeys(head), start=1)}
     line = "".join(map(known.__getitem__, head))
@@ -93,7 +96,8 @@ def write(head: Sequence[Hashable], words: Iterable[Hashable], between: Hashable
 
 
 def _find(known: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """The place of each value in the sorted array `known`, -1 where it is not there. All numbers are below `size`."""
+    """Return the index of each value in the sorted array `known`, -1 if it is not there. All numbers are below
+    `size`."""
     if size <= 1 << 20:
         table = np.full(size, -1, dtype=np.int64)
         table[known] = np.arange(len(known))

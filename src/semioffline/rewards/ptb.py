@@ -1,6 +1,7 @@
-"""Words and sentences as in the Penn Treebank: "don't" is "do n't", punctuation stands alone.
+"""Split text into words and sentences as in the Penn Treebank: "don't" becomes "do n't", punctuation is separate.
 
-The words are those of nltk's word tokenizer. Its sentence splitter needs a model that is downloaded; ours is a rule.
+The words are those of nltk's word tokenizer. nltk's sentence splitter needs a model that must be downloaded; we use a
+rule.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _tokenizer() -> Any:
 
 @lru_cache(maxsize=1 << 17)
 def _split_chunk(chunk: str, brackets: bool, first: bool, last: bool) -> list[str]:
-    """The tokens of a chunk between white space, inside a text. Chunks at the ends of a text are tokenised
+    """Return the tokens of a chunk between white space, inside a text. Chunks at the ends of a text are tokenised
     differently."""
     text = ("" if first else "x ") + chunk + ("" if last else " x")
     words = _tokenizer().tokenize(text, convert_parentheses=brackets)
@@ -35,9 +36,9 @@ def _split_chunk(chunk: str, brackets: bool, first: bool, last: bool) -> list[st
 
 
 def split_words(sentence: str, brackets: bool = False) -> list[str]:
-    """The words of one sentence; with `brackets` a bracket is -LRB-, -RRB- and so on, as in the treebank's files.
+    """Return the words of one sentence. brackets: a bracket becomes -LRB-, -RRB- and so on, as in the treebank's files.
 
-    The tokenizer is slow, and its rules do not look beyond the next space: each chunk is read once in a process.
+    The tokenizer is slow, and its rules do not look beyond the next space: each chunk is tokenised once in a process.
     """
     chunks = sentence.split()
     end = len(chunks) - 1
@@ -45,11 +46,12 @@ def split_words(sentence: str, brackets: bool = False) -> list[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences end at a mark that stands alone, and at . ! ? before something that can begin one.
+    """Split a text into sentences. A sentence ends at a separate mark, and at . ! ? before something that can begin a
+    sentence.
 
-    A full stop after an abbreviation, an initial or a letter with stops inside (U.S.) ends none unless it stands alone.
-    What can begin one is anything but a lower-case letter; in a text without capital letters, anything but after dots
-    (...). A new line is white space.
+    A full stop after an abbreviation, an initial or a letter with stops inside (U.S.) ends no sentence unless it is
+    separate. Anything but a lower-case letter can begin a sentence; in a text without capital letters, anything can,
+    except after dots (...). A new line is white space.
     """
     text = " ".join(text.split())
     any_case = text == text.lower()

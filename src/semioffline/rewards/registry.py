@@ -1,4 +1,4 @@
-"""Rewards by name, as functions, or as models; one file for each. A reward sees strings, never tensors."""
+"""Find rewards by name, as functions, or as models. There is one file for each reward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BRIO = ("rouge1", "rouge2", "rougeLsum")
 
 
 def _make(module: str, name: str, *args: Any, **kwargs: Any) -> Callable[[], RewardFunction]:
-    """Import a file of this folder when its reward is asked for, and build the reward."""
+    """Return a function that imports a file of this folder and builds its reward, when the reward is needed."""
     return lambda: getattr(importlib.import_module(f"semioffline.rewards.{module}"), name)(*args, **kwargs)
 
 
@@ -49,21 +49,21 @@ REWARDS: dict[str, Callable[[], RewardFunction]] = {
     "length_penalty": _make("surface", "LengthPenalty"),
     **{name: _function("surface", name) for name in _SURFACE},
 }
-"""name -> how to make it"""
+"""name -> function that builds the reward"""
 
 FAMILIES: dict[str, tuple[str, str]] = {
     "model": ("model", "ModelReward"),
     "similarity": ("similarity", "Similarity"),
     "bertscore": ("bertscore", "BertScore"),
 }
-"""prefix -> file and class: `model:NAME_OR_PATH?option=value&option=value`"""
+"""prefix -> file and class, for names like `model:NAME_OR_PATH?option=value&option=value`"""
 
 
 def load_reward(
     given: Any, processing_class: Any = None, device: Any = None, more: Mapping[str, Callable[[], RewardFunction]] = {}
 ) -> tuple[str, Reward]:
-    """A name, FAMILY:NAME_OR_PATH, length_penalty:LOW-HIGH, "module:function", "file.py:function", a model or a
-    callable -> (name, reward). more: names beyond REWARDS, and how to make them."""
+    """Return (name, reward) for a name, FAMILY:NAME_OR_PATH, length_penalty:LOW-HIGH, "module:function",
+    "file.py:function", a model or a callable. more: further names, and functions that build them."""
     known = {**REWARDS, **more}
     if not isinstance(given, str):
         if hasattr(given, "config") and hasattr(given, "forward"):
@@ -94,7 +94,8 @@ _MODELS: dict[tuple[str, str], EncoderReward] = {}
 
 
 def _load_model(family: str, given: str, processing_class: Any, device: Any) -> EncoderReward:
-    """Loaded once in a process, because evaluation asks for its metrics every time; it is moved to the given device."""
+    """Load a model reward once in a process, because every evaluation asks for its metrics again. It is moved to the
+    given device."""
     if not given.partition("?")[0]:
         raise UserError(f"'{family}:' needs the name or the path of a model: {family}:NAME_OR_PATH")
     module, name = FAMILIES[family]
@@ -110,7 +111,8 @@ def _load_model(family: str, given: str, processing_class: Any, device: Any) -> 
 
 
 def import_function(given: str, what: str = "reward") -> Callable[..., Any]:
-    """ "rewards.py:score" or "package.module:score", code that the user wrote. what: its setting, for messages."""
+    """Import the user's function "rewards.py:score" or "package.module:score". what: the setting that names it, for
+    messages."""
     place, _, name = given.rpartition(":")
     try:
         if place.endswith(".py"):

@@ -1,8 +1,8 @@
 """ROUGE (Lin, 2004) as a reward: the numbers of the rouge_score package to the last bit, many times faster.
 
-A text becomes a string with one character per word (words of one stem share a character), so that the longest common
-subsequence is a string operation done in C++, and n-grams are set operations. Each distinct reference is read
-once per call, each distinct pair is scored once, and each word is stemmed once per process.
+A text becomes a string with one character per word (words of one stem share a character). The longest common
+subsequence is then a string operation in C++, and n-grams are set operations. Each distinct reference is read once per
+call, each distinct pair is scored once, and each word is stemmed once per process.
 """
 
 from collections import Counter
@@ -20,11 +20,11 @@ from semioffline.rewards.contract import BaseReward, check_references, package_v
 
 VARIANTS = (*(f"rouge{n}" for n in range(1, 10)), "rougeL", "rougeLsum")
 MEAN_VARIANTS = ("rouge1", "rouge2", "rougeL")
-"""The three whose mean is called "rouge"."""
+"""The three variants whose mean is called "rouge"."""
 MANY = 16
-"""Completions of one reference from which on they are counted together."""
+"""Minimum number of completions of one reference that are counted together."""
 MAX_WORDS = 1 << 17
-"""Words remembered between calls; far below the 0x110000 characters that exist to name them."""
+"""Maximum number of words remembered between calls, far below the 0x110000 characters that can name them."""
 
 # Letters and digits stay, a newline still ends a sentence, everything else separates words.
 _SEPARATE = bytes(b if chr(b).isascii() and (chr(b).isalnum() or chr(b) == "\n") else ord(" ") for b in range(256))
@@ -40,7 +40,8 @@ class RougeScore(NamedTuple):
 
 @lru_cache(maxsize=1 << 16)
 def _score(hits: int, completion_total: int, reference_total: int) -> RougeScore:
-    """The three measures from counts, in rouge_score's order of operations. No hits (so also: no words): all are 0."""
+    """Compute the three measures from counts, in rouge_score's order of operations. Without hits (also: without words)
+    all are 0."""
     if not hits:
         return RougeScore(0.0, 0.0, 0.0)
     precision, recall = hits / completion_total, hits / reference_total
@@ -77,7 +78,8 @@ class _Vocabulary(dict[bytes, str]):
 
 @lru_cache(maxsize=1)
 def _porter() -> Callable[[str], str]:
-    """The stemmer of rouge_score: nltk's Porter in its default mode. Imported here, because nltk is slow to import."""
+    """Return the stemmer of rouge_score, nltk's Porter in its default mode. It is imported here because importing nltk
+    is slow."""
     stem: Callable[[str], str] = import_module("nltk.stem.porter").PorterStemmer().stem
     return stem
 
@@ -86,7 +88,7 @@ _vocabularies: dict[bool, _Vocabulary] = {}
 
 
 def _vocabulary(use_stemmer: bool) -> _Vocabulary:
-    """The process's vocabulary, or a new one once it is full (calls in other threads keep the one they hold)."""
+    """Return the process's vocabulary, or a new one once it is full (calls in other threads keep the one they hold)."""
     vocabulary = _vocabularies.get(use_stemmer)
     if vocabulary is None or len(vocabulary) > MAX_WORDS:
         vocabulary = _vocabularies[use_stemmer] = _Vocabulary(use_stemmer)
@@ -110,7 +112,7 @@ class _Text:
 
     @cached_property
     def sentences(self) -> list[str]:
-        """Lines that hold words. rouge_score keeps wordless lines too, but nothing of theirs can match."""
+        """The lines that contain words. rouge_score keeps lines without words too, but they cannot match."""
         ends = accumulate(len(line.split()) for line in self._bytes.split(b"\n"))
         return [self.line[a:b] for a, b in pairwise([0, *ends]) if a < b]
 
@@ -139,7 +141,7 @@ def _find_repeated(grams: list[Any]) -> list[tuple[Any, int]]:
 
 
 def _rouge_n(reference: _Text, n: int) -> _Scorer:
-    """ROUGE-N: hits = sum over n-grams g of min(count of g in completion, count of g in reference)."""
+    """Make a scorer of ROUGE-N: hits = sum over n-grams g of min(count of g in completion, count of g in reference)."""
     wanted = list(_iterate_grams(reference.symbols, n))
     shared, repeated, total = frozenset(wanted).intersection, _find_repeated(wanted), len(wanted)
 
@@ -160,14 +162,14 @@ def _rouge_n(reference: _Text, n: int) -> _Scorer:
 
 
 def _rouge_l(reference: _Text) -> _Scorer:
-    """ROUGE-L: hits = length of the longest common subsequence of words."""
+    """Make a scorer of ROUGE-L: hits = length of the longest common subsequence of words."""
     line, similarity = reference.line, LCSseq.similarity
     return lambda completion: _score(similarity(line, completion.line), len(completion.line), len(line))
 
 
 def _rouge_lsum(reference: _Text) -> _Scorer:
-    """ROUGE-Lsum: hits = words of the union, over completion sentences, of one LCS with each reference sentence,
-    where no word counts more often than the completion has it."""
+    """Make a scorer of ROUGE-Lsum: hits = words of the union, over completion sentences, of one LCS with each reference
+    sentence, where no word counts more often than the completion has it."""
     rouge_l = _rouge_l(reference)
     repeated = [symbol for symbol, _ in _find_repeated(reference.symbols)]
 
@@ -214,7 +216,7 @@ _Row = tuple[int, int, int]
 
 
 def _union_lcs(sentence: str, places: _Places) -> list[str]:
-    """The words of `sentence` (of the reference) that are in its LCS with any of the completion's sentences.
+    """Return the words of `sentence` (of the reference) that are in its LCS with any of the completion's sentences.
 
     Let t[i][j] be the LCS length of the first i words of one sentence and the first j of the other. Row i is kept as
     its gains: bit j is set where t[i][j+1] = t[i][j] + 1, so t[i][j] is the number of gains below bit j. One addition
@@ -302,16 +304,16 @@ def score_pairs(
 
 
 def covers(variant: str) -> bool:
-    """Whether `rouge_batch` knows a variant: n-grams up to 4, and ROUGE-L."""
+    """Return whether `rouge_batch` supports a variant: n-grams up to 4, and ROUGE-L."""
     return variant == "rougeL" or variant in ("rouge1", "rouge2", "rouge3", "rouge4")
 
 
 class Rouge(BaseReward):
-    """The mean of the F-measures of `variants`: added in the order of `variants`, then divided by their number.
+    """The mean of the F-measures of `variants`.
 
     With several references, "best" takes for each variant the reference with the highest F-measure, as rouge_score's
-    `score_multi` does (so variants may take different ones); "mean" takes, for each variant, the mean F-measure over
-    the references in their order.
+    `score_multi` does (so variants may take different ones); "mean" takes for each variant the mean F-measure over the
+    references.
     """
 
     def __init__(
@@ -337,7 +339,7 @@ class Rouge(BaseReward):
 
     @property
     def signature(self) -> str:
-        """What the number is, for reports; variants joined by + are averaged."""
+        """A text that identifies the number in results. Variants joined by + are averaged."""
         stem = "yes" if self.use_stemmer else "no"
         refs = f"refs:{self.multi_reference}"
         return f"{'+'.join(self.variants)}|f1|stem:{stem}|{refs}|tok:rouge-score|v:{package_version()}"
@@ -352,7 +354,8 @@ class Rouge(BaseReward):
         return [total / len(self.variants) for total in first]
 
     def _measure(self, completions: list[str], references: list[str]) -> list[list[float]]:
-        """For each variant, the F-measures of all pairs. References with many completions are counted together."""
+        """Return for each variant the F-measures of all pairs. References with many completions are counted
+        together."""
         places: dict[str, list[int]] = {}
         for at, reference in enumerate(references):
             places.setdefault(reference, []).append(at)
@@ -376,7 +379,7 @@ class Rouge(BaseReward):
         return found
 
     def _merge(self, values: list[float], references: list[list[str]]) -> list[float]:
-        """One value per completion from one value per reference."""
+        """Return one value per completion from one value per reference."""
         if len(values) == len(references):
             return values
         left = iter(values)
@@ -385,5 +388,5 @@ class Rouge(BaseReward):
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Added one by one, since `sum` rounds differently from Python 3.12 on."""
+    """Return the mean, added one by one, because `sum` rounds differently from Python 3.12 on."""
     return reduce(add, values) / len(values)

@@ -1,4 +1,4 @@
-"""ROUGE of many completions of few references, counted for all of them at once.
+"""Compute ROUGE of many completions of few references, all at once.
 
 The floating-point operations are those of one pair in the same order, so the values are the same to the last bit.
 """
@@ -24,19 +24,19 @@ class RougeBatch(Counts):
     """References and their completions as numbers, one for each word (words of one stem share a number)."""
 
     def __init__(self, line: str, between: str, completions: Sequence[int]):
-        """line: one character for each word, `between` after each text: all references, then the completions of each,
-        as many as `completions` says."""
+        """line: one character for each word, and `between` after each text; all references, then the completions of
+        each. completions: number of completions of each reference."""
         self.texts, self.completions = line.split(between)[:-1], completions
         super().__init__(line, between, [1] * len(completions), completions)
 
     @classmethod
     def of_texts(cls, references: Sequence[str], completions: Sequence[Sequence[str]], vocabulary: Any) -> RougeBatch:
-        """completions: for each reference, its own."""
+        """Make a batch of texts. completions: a list for each reference."""
         line, between = _write(_words(references), _words(chain(*completions)), vocabulary)
         return cls(line, between, [len(own) for own in completions])
 
     def common(self) -> np.ndarray:
-        """For each completion, the length of its longest common subsequence with its reference."""
+        """Return for each completion the length of its longest common subsequence with its reference."""
         ends = self.references + np.cumsum([0, *self.completions])
         found = [
             cdist([reference], self.texts[start:end], scorer=LCSseq.similarity, dtype=np.int64)[0]
@@ -45,7 +45,7 @@ class RougeBatch(Counts):
         return np.concatenate(found)
 
     def f_measures(self, variant: str) -> np.ndarray:
-        """F = 2PR / (P + R) of every completion, 0 without hits; in rouge_score's order of operations."""
+        """Return F = 2PR / (P + R) of every completion, 0 without hits, in rouge_score's order of operations."""
         n = 1 if variant == "rougeL" else int(variant[5:])
         hits = self.common() if variant == "rougeL" else self.hits(n)
         some = hits > 0
@@ -56,7 +56,7 @@ class RougeBatch(Counts):
 
 
 def _words(texts: Iterable[str]) -> list[bytes]:
-    """The words of all texts, each text followed by a separator."""
+    """Return the words of all texts, with a separator after each text."""
     texts = list(texts)
     line = _MARK.join([*texts, ""])
     if line.count("\0") > len(texts):
@@ -65,7 +65,8 @@ def _words(texts: Iterable[str]) -> list[bytes]:
 
 
 def _write(head: list[bytes], words: list[bytes], vocabulary: Any) -> tuple[str, str]:
-    """One character for each word of the references (head) and of the completions; and that between texts."""
+    """Write texts with one character for each word and a separator after each text. Return those of the references
+    (head) and of the completions."""
     if not vocabulary.has_stems:
         return write(head, words, _BETWEEN)
     try:

@@ -1,4 +1,4 @@
-"""The similarity of output and reference, by a sentence encoder."""
+"""The similarity of output and reference by a sentence encoder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from semioffline.rewards.encoder import EncoderReward, batches, own_precision
 class Similarity(EncoderReward):
     """The cosine of the mean-pooled last hidden states of completion and reference, in [-1, 1].
 
-    That is what sentence-transformers models with mean pooling are trained for. With several references, the highest.
+    sentence-transformers models with mean pooling are trained for this. With several references, the highest value
+    counts.
     """
 
     name = "similarity"
@@ -34,7 +35,7 @@ class Similarity(EncoderReward):
             ]
 
     def _embed(self, texts: list[str]) -> Any:
-        """(B, H) vectors of length 1, on the CPU"""
+        """Return (B, H) vectors of length 1, on the CPU."""
         from torch.nn.functional import normalize
 
         inputs = self.tokenizer(

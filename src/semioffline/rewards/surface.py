@@ -1,7 +1,6 @@
-"""Statistics of a text, such as its length and repetition. Every log has them, because a narrow reward does not see
-them.
+"""Statistics of a text, such as its length and repetition. Every log has them, because a narrow reward ignores them.
 
-Words are separated by white space; they are compared in lower case.
+Words are separated by white space and compared in lower case.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _signed(what: str) -> Callable[[F], F]:
 
 @_signed("length|unit:words")
 def length(completions: list[str], **kwargs: Any) -> list[float]:
-    """Words in the text."""
+    """Return the number of words of each text."""
     return [float(len(text.split())) for text in completions]
 
 
@@ -38,39 +37,41 @@ def _distinct(text: str, n: int) -> float:
 
 @_signed("distinct|n:1|level:text|case:lower")
 def distinct(completions: list[str], **kwargs: Any) -> list[float]:
-    """Different words over all words of a text; 0 for an empty one (the paper's Distinct)."""
+    """Return the number of different words over that of all words, for each text; 0 for an empty one (the paper's
+    Distinct)."""
     return [_distinct(text, 1) for text in completions]
 
 
 @_signed("distinct|n:1|level:text|case:lower")
 def distinct1(completions: list[str], **kwargs: Any) -> list[float]:
-    """Distinct-1 (Li et al., 2016) of each text by itself: the same as `distinct`."""
+    """Return Distinct-1 (Li et al., 2016) of each text by itself, which is the same as `distinct`."""
     return [_distinct(text, 1) for text in completions]
 
 
 @_signed("distinct|n:2|level:text|case:lower")
 def distinct2(completions: list[str], **kwargs: Any) -> list[float]:
-    """Distinct-2: different word pairs over all word pairs of a text; 0 for fewer than two words."""
+    """Return Distinct-2 of each text: different word pairs over all word pairs; 0 for fewer than two words."""
     return [_distinct(text, 2) for text in completions]
 
 
 @_signed("repetition|n:2|case:lower")
 def repetition(completions: list[str], **kwargs: Any) -> list[float]:
-    """Share of the word pairs that stood in the text before; 0 for fewer than two words."""
+    """Return the share of the word pairs of each text that occurred earlier in it; 0 for fewer than two words."""
     return [1 - _distinct(text, 2) if len(text.split()) > 1 else 0.0 for text in completions]
 
 
 @_signed("repetition_penalty|n:2|case:lower")
 def repetition_penalty(completions: list[str], **kwargs: Any) -> list[float]:
-    """Minus `repetition`: a reward in [-1, 0] to add to one that does not see repetition."""
+    """Return minus `repetition`: a reward in [-1, 0] to add to one that ignores repetition."""
     return [0.0 - share for share in repetition(completions)]
 
 
 class LengthPenalty(BaseReward):
-    """A reward of at most 0, to add to one that can be won by length.
+    """A reward of at most 0, to add to one that can be raised by length alone.
 
-    With a range: 0 for LOW to HIGH words, else minus the distance to the nearer bound over that bound. Without: minus
-    the distance to the length of the reference over that length, for the reference that is nearest in length.
+    With a range: 0 for LOW to HIGH words, else minus the distance to the nearer bound, divided by that bound. Without a
+    range: minus the distance to the length of the reference, divided by that length, for the reference that is nearest
+    in length.
     """
 
     name = "length_penalty"
@@ -80,7 +81,7 @@ class LengthPenalty(BaseReward):
 
     @classmethod
     def parse(cls, text: str) -> LengthPenalty:
-        """ "8-20" -> 8 to 20 words"""
+        """Parse "8-20" into a penalty for 8 to 20 words."""
         match = re.fullmatch(r"(\d+)-(\d+)", text)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise UserError(

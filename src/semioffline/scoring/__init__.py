@@ -1,1 +1,1 @@
-"""Samples to rewards."""
+"""Compute the rewards of samples."""

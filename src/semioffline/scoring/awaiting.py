@@ -1,4 +1,4 @@
-"""Coroutines of reward functions, run at the same time. The caller continues whatever they do to their event loop."""
+"""Run coroutines of reward functions at the same time. The caller continues whatever they do to their event loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from semioffline.rewards.limits import GRACE, end_process_after, no_answer
 from semioffline.scoring.calls import RewardError, raised
 
 _LOOK = 0.5
-"""Seconds after which the event loop is looked at again."""
+"""Seconds between two checks of the event loop."""
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -30,7 +30,7 @@ class _Loop:
             self.loop.run_forever()
 
     def submit(self, waiting: dict[str, Awaitable[object]], found: dict[str, object]) -> Future[None]:
-        """Fill `found` with what each returns or raises."""
+        """Start the coroutines, and fill `found` with what each returns or raises."""
 
         async def one(name: str, value: Awaitable[object]) -> None:
             try:
@@ -45,31 +45,32 @@ class _Loop:
         return asyncio.run_coroutine_threadsafe(gather(), self.loop)
 
     def running(self) -> str:
-        """The name of the task that runs now and may block the loop."""
+        """Return the name of the task that runs now and may block the loop."""
         with contextlib.suppress(RuntimeError):
             task = asyncio.current_task(self.loop)
             return "" if task is None else task.get_name()
         return ""
 
     def leave(self) -> None:
-        """Let its thread end when it can: a function that blocks cannot be stopped from outside."""
+        """Let the thread end when it can: a function that blocks cannot be stopped from outside."""
         with contextlib.suppress(RuntimeError):  # it has ended
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 _LOOPS: list[_Loop] = []
-"""One for the whole run: it works inside a notebook's loop too, and what a reward keeps between steps (semaphores, HTTP
-clients) stays valid."""
+"""The event loop of the whole run. A single loop also works inside a notebook, and keeps objects of a reward valid
+between steps (semaphores, HTTP clients)."""
 
 
 _LEFT: list[tuple[_Loop, Future[None]]] = []
-"""Loops that were left behind: asyncio complains about tasks that are dropped before they end."""
+"""Abandoned loops. They are kept, because asyncio complains about tasks that are garbage-collected before they end."""
 
 
 def await_all(waiting: dict[str, Awaitable[object]], timeout: float | None = None) -> dict[str, object]:
-    """The results of the coroutines. An error has the name of its reward.
+    """Wait for all coroutines and return their results. An error names its reward.
 
-    timeout: Seconds. Each coroutine watches it itself; this is for one that blocks the event loop, or will not end.
+    timeout: Seconds. Each coroutine has this limit itself; here it catches one that blocks the event loop or does not
+    end.
     """
     if not _LOOPS or not _LOOPS[0].thread.is_alive():
         _LOOPS[:] = [_Loop()]

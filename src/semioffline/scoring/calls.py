@@ -1,4 +1,4 @@
-"""Calls of reward functions: their arguments, checks of their results, and scoring identical samples once."""
+"""Call reward functions: build their arguments, check their results, and score identical samples once."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from semioffline.validation import show
 logger = logging.getLogger(__name__)
 
 LARGEST = 1e15
-"""Rewards are below it: float32 has no room for the squares of much larger ones, and training would end in NaN."""
+"""Upper limit of rewards: float32 cannot hold the squares of much larger ones, and training would end in NaN."""
 _LONGEST_MESSAGE = 1000
-"""Characters of an exception's message that are shown."""
+"""Maximum number of characters of an exception's message that are shown."""
 
 
 class RewardError(UserError):
-    """A reward function raised, or returned something that is not one number or None for each sample."""
+    """The error if a reward function raised, or returned something other than one number or None for each sample."""
 
 
 def reward_columns(
     columns: dict[str, list[Any]], texts: list[str], ids: list[list[int]], many: int = 1
 ) -> dict[str, list]:
-    """The arguments of reward functions: `many` texts per input, and every column with each value repeated `many`
-    times."""
+    """Return the arguments of reward functions: `many` texts per input, and every column with each value repeated
+    `many` times."""
     return repeat(columns, [many] * len(columns["prompt"])) | {"completions": texts, "completion_ids": ids}
 
 
 def repeat(columns: dict[str, list[Any]], counts: Sequence[int]) -> dict[str, list]:
-    """Every column, each value as often as its row has samples; `prompt` goes by the name `prompts`."""
+    """Repeat each value of every column as often as its row has samples. `prompt` is renamed to `prompts`."""
     return {
         {"prompt": "prompts"}.get(name, name): [v for v, n in zip(values, counts, strict=True) for _ in range(n)]
         for name, values in columns.items()
@@ -48,7 +48,8 @@ _PLAIN = {str, int, float, bool, type(None)}
 
 
 def own_copy(columns: dict[str, list]) -> dict[str, list]:
-    """Columns that a function may change: neither the others nor the data see it. Samples of one row share values."""
+    """Copy columns, so that a function may change them without effect on other functions and the data. Samples of one
+    row share values."""
     return {name: _own_values(values) for name, values in columns.items()}
 
 
@@ -62,8 +63,8 @@ def _own_values(values: list[Any]) -> list[Any]:
 
 
 def call(name: str, function: Reward, columns: dict[str, list], timeout: float | None = None) -> Any:
-    """Call the function and return its result, awaitable or not. Exceptions get the function's name. So does
-    sys.exit(), which would end training without a result."""
+    """Call a function and return its result, which may be awaitable. Exceptions get the function's name. So does
+    sys.exit(), which would otherwise end training without a result."""
     try:
         return time_limit(Contained(function), timeout)(**columns)
     except KeyboardInterrupt:  # Ctrl-C
@@ -84,20 +85,20 @@ def _message(error: BaseException) -> str:
 
 
 class Distinct(NamedTuple):
-    """The samples to score, without those that repeat another one of their row."""
+    """The samples to score, without repetitions of another sample of their row."""
 
     columns: dict[str, list]
     numbers: list[int] | None
-    """For each of all samples, which of these it is; None: they are all of them."""
+    """For each sample, the number of the distinct sample that it equals; None: all samples are distinct."""
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
-        """A value for each of all samples, given those of the distinct ones."""
+        """Return a value for every sample, given those of the distinct ones."""
         return list(values) if self.numbers is None else [values[number] for number in self.numbers]
 
 
 def find_distinct(function: Reward, columns: dict[str, list], rows: Sequence[int]) -> Distinct:
-    """Samples that differ for a reward function: all of them if it is not deterministic. Texts of equal characters
-    differ by their tokens for one that names `completion_ids`."""
+    """Return the distinct samples for a reward function: all of them if it is not deterministic. If it names
+    `completion_ids`, equal texts with different tokens are distinct."""
     if not function.deterministic:
         return Distinct(columns, None)
     keys: Iterable[Any] = zip(rows, columns["completions"], strict=True)
@@ -114,7 +115,7 @@ def find_distinct(function: Reward, columns: dict[str, list], rows: Sequence[int
 
 
 def parameters(function: Reward) -> set[str]:
-    """The arguments that a function names."""
+    """Return the names of a function's arguments."""
     try:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # of an object that Python cannot look into
@@ -124,13 +125,14 @@ def parameters(function: Reward) -> set[str]:
 def call_once(
     name: str, function: Reward, columns: dict[str, list], rows: Sequence[int], timeout: float | None = None
 ) -> list[float]:
-    """The checked values of a built-in reward: identical samples of a row are scored once."""
+    """Call a built-in reward and check its values. Identical samples of a row are scored once."""
     once = find_distinct(function, columns, rows)
     return once.spread(check(name, call(name, function, once.columns, timeout), once.columns["completions"]))
 
 
 def check(name: str, out: Any, texts: Sequence[str]) -> list[float]:
-    """Check that there is one finite number, None or NaN for each sample. None becomes NaN. texts: the samples."""
+    """Check that there is one finite number, None or NaN for each sample, and convert None to NaN. texts: the
+    samples."""
     number = len(texts)
     if hasattr(out, "tolist"):  # an array or a tensor
         out = _converted(name, out.tolist)
@@ -159,7 +161,8 @@ _WARNED: set[str] = set()
 
 
 def _converted(name: str, convert: Callable[[], Any]) -> Any:
-    """A tensor or array as plain numbers; one of several numbers is no single number, a sparse tensor is no list."""
+    """Convert a tensor or array to plain numbers. Several numbers are not accepted as one number, nor a sparse tensor
+    as a list."""
     try:
         return convert()
     except Exception as error:
@@ -182,7 +185,7 @@ def _number(name: str, at: int, value: Any, text: str) -> float:
 
 
 def columns_for(functions: Iterable[Reward], columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Those columns of the rows that the functions name in their signatures."""
+    """Return the columns that the functions name in their signatures."""
     named = {name for function in functions for name in parameters(function)}
     named |= {"prompt"} if "prompts" in named else set()
     return {name: values for name, values in columns.items() if name in named}

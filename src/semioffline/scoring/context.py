@@ -1,4 +1,4 @@
-"""Further arguments that a reward function may name, as in TRL: trainer_state, log_metric and log_extra."""
+"""Pass further arguments to reward functions, as in TRL: trainer_state, log_metric and log_extra."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from semioffline.storage.untrusted import check_name
 
 
 class RewardContext:
-    """Gives a function the arguments that its signature names. Outside of training the state is None, and nothing is
-    logged."""
+    """Provides the arguments that the signature of a function names. Outside of training the state is None, and nothing
+    is logged."""
 
     def __init__(self) -> None:
         self._state: Callable[[], object] = lambda: None
@@ -22,11 +22,11 @@ class RewardContext:
         """Column -> a value for each sample of the last call, for the log of completions."""
 
     def follow(self, state: Callable[[], object]) -> None:
-        """state: gives the trainer's state, which is another object after a resume."""
+        """Use the state of a trainer. state: returns it, because it is another object after a resume."""
         self._state, self._follows = state, True
 
     def arguments(self, function: Reward, once: Distinct) -> dict[str, Any]:
-        """The arguments that this function names, for a call with these samples."""
+        """Return the arguments that this function names, for a call with these samples."""
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
             given = list(values)
@@ -38,16 +38,16 @@ class RewardContext:
         return {name: value for name, value in every.items() if name in named}
 
     def log_metric(self, name: str, value: float) -> None:
-        """The mean of the values since the last log is logged under this name."""
+        """Log a number under this name, as the mean over the calls since the last log."""
         if self._follows:
             self._metrics.setdefault(check_name("metric", name), []).append(float(value))
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """A column of the log of completions."""
+        """Add a column to the log of completions."""
         if self._follows:
             self.extra[check_name("column", column)] = list(values)
 
     def take_metrics(self) -> dict[str, float]:
-        """The means since the last call."""
+        """Return the means of the logged numbers since the last call."""
         taken, self._metrics = self._metrics, {}
         return {name: sum(values) / len(values) for name, values in taken.items()}

@@ -1,12 +1,13 @@
-"""ROUGE of samples where they are: counted from token ids on the model's device, so that no step waits for the host.
+"""Compute ROUGE on the model's device from token ids, so that no step waits for the host.
 
-Each token's text is split into parts, runs of letters and digits. Parts that touch make a word. The number of a word is
-a polynomial in its letters modulo 2^64, so that the numbers of words follow from those of their parts; the number of an
-n-gram is one in those of its words. The host lists the n-grams of an input's references, and on the device each n-gram
-of a sample is looked up among them: what is left is counting. The floating-point operations are those of
-`rewards.rouge` in the same order: the values are the same to the last bit, unless two words happen to have the same
-number (hardly ever, and never one and the same), or bytes of several tokens spell the Kelvin sign or a dotted capital
-I, which are read as spaces.
+The text of each token is split into parts: runs of letters and digits. Adjacent parts make a word. The number of a word
+is a polynomial in its letters modulo 2^64, so it can be computed from the numbers of its parts; the number of an n-gram
+is computed in the same way from those of its words. The host lists the n-grams of an input's references. The device
+looks up each n-gram of a sample among them and counts.
+
+The floating-point operations are those of `rewards.rouge` in the same order. The values are the same to the last bit,
+with two exceptions: two words may have the same number (hardly ever, and always the same two), and bytes of several
+tokens may spell the Kelvin sign or a dotted capital I, which are read as spaces.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from semioffline.rewards.rouge import Rouge
 from semioffline.scoring.fast_decode import FastDecoder
 
 MOST_PARTS = 4
-"""In one token. A vocabulary with longer ones is left to the host."""
+"""Maximum number of parts in one token. Vocabularies with more are left to the host."""
 BITS = 62
-"""Of a number that are used: the words of a reference are bits in longest common subsequences."""
+"""Number of bits of an integer that are used. The words of a reference are bits in longest common subsequences."""
 LONGEST = 512
-"""Letters of a word."""
+"""Maximum number of letters of a word."""
 SMALLEST, FEWEST = 32, 8
-"""Where graphs are replayed, sizes are powers of two, at least these (the second: of the number of references), so that
-there are few; words of samples are a multiple of BITS, those of references of half of it."""
+"""If graphs are replayed, sizes are rounded up to powers of two, so that there are few: at least SMALLEST, and FEWEST
+for the number of references. Words of samples are rounded up to a multiple of BITS, those of references to half of
+it."""
 MOST_READ = 1 << 16
-"""Inputs whose references are remembered."""
+"""Maximum number of inputs whose references are remembered."""
 MOST_AT_ONCE = 1 << 26
-"""Counts that are compared at once."""
+"""Maximum number of counts compared at once."""
 _SIZE = 1 << 64
 _RANDOM = random.Random(20230523)
 _BASE = _RANDOM.randrange(1 << 62, _SIZE) | 1
@@ -64,7 +66,7 @@ def _number(word: bytes) -> int:
 
 
 def _read_bytes(text: bytes) -> bytes:
-    """Lower-case letters and digits; a space for every other byte."""
+    """Keep lower-case letters and digits of a text; every other byte becomes a space."""
     return text.replace(_KELVIN, b"k").replace(_DOTTED_I, b"i ").translate(_LOWER)
 
 
@@ -72,29 +74,29 @@ class Grams(NamedTuple):
     """The n-grams of one input's references."""
 
     known: np.ndarray
-    """Their numbers, each once, in order."""
+    """Sorted numbers of the distinct n-grams."""
     places: np.ndarray
-    """Of all n-grams, reference after reference: where they stand in `known`."""
+    """Indices into `known` of all n-grams, reference after reference."""
 
 
 class Read(NamedTuple):
-    """One input's references."""
+    """The references of one input, as numbers."""
 
     lengths: np.ndarray
-    """(Q,) their words."""
+    """(Q,) number of words of each reference."""
     grams: list[Grams]
-    """For each n that is asked for."""
+    """The n-grams for each requested n."""
 
 
 class _Reader:
-    """Reads references, those of a whole batch together, and remembers them."""
+    """Reads the references of a whole batch together, and remembers them."""
 
     def __init__(self, sizes: Sequence[int]):
         self.sizes = sizes
         self._known: dict[tuple[str, ...], Read | None] = {}
 
     def __call__(self, inputs: Sequence[Sequence[str]]) -> list[Read | None]:
-        """The references of each input, read; None if only the host can read them."""
+        """Read the references of each input; None if only the host can read them."""
         asked = [tuple(references) for references in inputs]
         if len(self._known) > MOST_READ:
             self._known.clear()
@@ -108,7 +110,7 @@ class _Reader:
 
 
 def _numbers(text: str) -> list[int] | None:
-    """The numbers of a text's words; None if one of them is too long."""
+    """Return the numbers of a text's words; None if a word is too long."""
     words = _read_bytes(text.encode("utf-8", "replace")).split()
     if max(map(len, words), default=0) > LONGEST:
         return None
@@ -116,7 +118,7 @@ def _numbers(text: str) -> list[int] | None:
 
 
 def _read(inputs: Any, sizes: Sequence[int]) -> list[Read]:
-    """Inputs, each a list of references, each a list of the numbers of its words."""
+    """Read inputs. Each is a list of references, each a list of the numbers of its words."""
     words = np.array([number for own in inputs for reference in own for number in reference], np.int64)
     lengths = [np.array([len(reference) for reference in own]) for own in inputs]
     grams = zip(*(_grams_of(words, lengths, n) for n in sizes), strict=True)
@@ -124,7 +126,8 @@ def _read(inputs: Any, sizes: Sequence[int]) -> list[Read]:
 
 
 def _grams_of(words: np.ndarray, lengths: list[np.ndarray], n: int) -> list[Grams]:
-    """words: of all references of all inputs, one after the other; lengths: of the references of each input."""
+    """Return the n-grams of each input. words: those of all references of all inputs, one after the other. lengths: of
+    the references of each input."""
     if not lengths:
         return []
     flat = np.concatenate(lengths)
@@ -144,7 +147,8 @@ def _grams_of(words: np.ndarray, lengths: list[np.ndarray], n: int) -> list[Gram
 
 
 def _join(words: Any, n: int) -> Any:
-    """Numbers of words, along the last dimension -> numbers of n-grams, by where they begin."""
+    """Compute the numbers of n-grams from those of words, along the last dimension, by the position where an n-gram
+    begins."""
     length = max(words.shape[-1] - n + 1, 0)
     grams = words[..., :length]
     for k in range(1, n):
@@ -153,7 +157,7 @@ def _join(words: Any, n: int) -> Any:
 
 
 def _table(rows: Sequence[np.ndarray], width: int, empty: int) -> np.ndarray:
-    """Rows of different lengths as one array."""
+    """Put rows of different lengths into one array."""
     table = np.full((len(rows), width), empty)
     table[np.arange(width) < np.array([len(row) for row in rows])[:, None]] = np.concatenate(rows)
     return table
@@ -162,7 +166,7 @@ def _table(rows: Sequence[np.ndarray], width: int, empty: int) -> np.ndarray:
 def on_device(
     function: Any, decoder: FastDecoder, device: torch.device, replay: Callable[..., Any] | None = None
 ) -> DeviceRouge | None:
-    """The object that computes this reward on the device; None if there is none.
+    """Return an object that computes this reward on the device; None if that is not possible.
 
     replay: makes a graph of a function of tensors; sizes are then rounded up, so that there are few.
     """
@@ -177,7 +181,8 @@ def on_device(
 
 
 class DeviceRouge:
-    """(samples, references) -> the mean F-measure of `variants` for each sample; the best of several references."""
+    """Computes, from samples and references, the mean F-measure of `variants` for each sample. With several references
+    the best one counts."""
 
     def __init__(
         self,
@@ -187,7 +192,7 @@ class DeviceRouge:
         device: torch.device,
         replay: Callable[..., Any] | None = None,
     ):
-        """letters: of the text of each token; between: what stands between them; replay: as in `on_device`."""
+        """letters: of the text of each token. between: the text between tokens. replay: see `on_device`."""
         self.variants = list(variants)
         self.sizes = tuple(sorted({_size(variant) for variant in variants}))
         self._read = _Reader(self.sizes)
@@ -215,7 +220,7 @@ class DeviceRouge:
         self.device = device
 
     def __call__(self, samples: Samples, references: Sequence[Sequence[str]]) -> Tensor | None:
-        """(B, K) values in float64; None if only the host can compute them."""
+        """Return (B, K) values in float64; None if only the host can compute them."""
         read = self._read(references)
         if None in read:
             return None
@@ -229,7 +234,7 @@ class DeviceRouge:
         return max(smallest, 1 << (size - 1).bit_length()) if self.rounds else size
 
     def _lay_out(self, read: Sequence[Any]) -> Iterator[Tensor]:
-        """(B, Q) words of references, -1 where there is none; then, for each n, (B, U) n-grams and (B, Q, R) places."""
+        """Yield (B, Q) words of references, -1 for none; then, for each n, (B, U) n-grams and (B, Q, R) indices."""
         many = max(len(lengths) for lengths, _ in read)
         many = many if many == 1 else self._fit(many, FEWEST)
         counts = _table([lengths for lengths, _ in read], many, -1)
@@ -245,7 +250,7 @@ class DeviceRouge:
             yield from (torch.from_numpy(known), torch.from_numpy(places))
 
     def _values(self, ids: Tensor, keep: Tensor, most: Tensor, lengths: Tensor, *tables: Tensor) -> Tensor:
-        """most: as long as no sample has more words."""
+        """Compute the values. most: upper limit of the number of words of a sample."""
         words, counts = self._read_samples(ids, keep, len(most))
         largest = max(known.shape[1] for known in tables[::2])
         at_once = max(MOST_AT_ONCE // (lengths.numel() * max(largest, len(most))), 1)
@@ -253,7 +258,7 @@ class DeviceRouge:
         return torch.cat([self._measure(own, number, lengths, tables) for own, number in parts], dim=1)
 
     def _measure(self, words: Tensor, counts: Tensor, lengths: Tensor, tables: Sequence[Tensor]) -> Tensor:
-        """(B, K) values of samples of (B, K, W) words, `counts` of them real."""
+        """Return (B, K) values of samples of (B, K, W) words, of which the first `counts` are real."""
         asked = {
             n: (_look_up(_join(words, n), counts - n + 1, known), places, known.shape[1])
             for n, known, places in zip(self.sizes, tables[::2], tables[1::2], strict=True)
@@ -268,7 +273,7 @@ class DeviceRouge:
         return sums / torch.full_like(sums, len(values))  # a device divides by a plain number as it likes
 
     def _read_samples(self, ids: Tensor, keep: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """(B, K, W) the numbers of each sample's words, up to a maximum, and (B, K) their count."""
+        """Return (B, K, W), the numbers of each sample's words, up to a maximum, and (B, K), their count."""
         size, many, length = ids.shape
         edges = self._edges[ids]  # (B, K, T, 3)
         joins, ends, blank = edges.unbind(-1)
@@ -293,7 +298,7 @@ class DeviceRouge:
         return words, counts
 
     def _most_words(self, samples: Samples) -> int:
-        """An upper bound of the number of words in a sample, known without the draws."""
+        """Return an upper bound of the number of words in a sample, known without the draws."""
         text = samples.text
         shown = self.parts[np.minimum(text.ids.cpu().numpy(), len(self.parts) - 1)] * text.keep_mask.cpu().numpy()
         hidden = samples.hidden.cpu().numpy().reshape(-1, *shown.shape)
@@ -306,7 +311,8 @@ def _size(variant: str) -> int:
 
 
 def _look_up(grams: Tensor, counts: Tensor, known: Tensor) -> Tensor:
-    """(B, K, W) where the first `counts` (B, K) of a sample's n-grams stand in (B, U) `known`; U where they do not."""
+    """Return (B, K, W), the index in `known` (B, U) of each of the first `counts` (B, K) n-grams of a sample; U if it
+    is not there."""
     size, many, length = grams.shape
     last, flat = known.shape[1] - 1, grams.reshape(size, -1).contiguous()
     at = torch.searchsorted(known, flat).clamp(max=last)
@@ -316,7 +322,7 @@ def _look_up(grams: Tensor, counts: Tensor, known: Tensor) -> Tensor:
 
 
 def _hits(found: Tensor, places: Tensor, size: int) -> Tensor:
-    """(B, K, Q) sums over n-grams of min(count in the sample, count in the reference)."""
+    """Return (B, K, Q), sums over n-grams of min(count in the sample, count in the reference)."""
     mine, theirs = (
         at.new_zeros((*at.shape[:2], size + 1), dtype=torch.int32).scatter_add(
             -1, at, torch.ones_like(at, dtype=torch.int32)
@@ -327,9 +333,9 @@ def _hits(found: Tensor, places: Tensor, size: int) -> Tensor:
 
 
 def _common(found: Tensor, places: Tensor, size: int) -> Tensor:
-    """(B, K, Q) lengths of longest common subsequences, bit-parallel (Hyyrö, 2004): a step for each word of the
-    reference, whose places in the sample are the bits of numbers, BITS in each; what one number carries goes to the
-    next. (How many words a reference has is known, of a sample only how many it may have.)"""
+    """Return (B, K, Q), lengths of longest common subsequences, computed bit-parallel (Hyyrö, 2004). Each step handles
+    one word of the reference, whose positions in the sample are bits of integers, BITS in each; carries go to the next
+    integer. (The number of words of a reference is known; of a sample, only an upper limit.)"""
     batch, many, _ = found.shape
     number, length = places.shape[1:]
     full = (1 << BITS) - 1
@@ -351,7 +357,8 @@ def _common(found: Tensor, places: Tensor, size: int) -> Tensor:
 
 
 def _f_measure(hits: Tensor, totals: Tensor, wanted: Tensor, there: Tensor) -> Tensor:
-    """(B, K) the best F = 2PR / (P + R) over references, 0 without hits; in rouge_score's order of operations."""
+    """Return (B, K), the best F = 2PR / (P + R) over references, 0 without hits, in rouge_score's order of
+    operations."""
     some = hits > 0
     precision = hits.double() / torch.where(some, totals, 1)
     recall = hits.double() / torch.where(some, wanted, 1)

@@ -1,8 +1,8 @@
-"""Token ids to text by looking up each token's own piece: several times faster than a tokenizer's general decoder.
+"""Decode token ids by looking up the text of each token: several times faster than a tokenizer's general decoder.
 
 A step decodes K samples of every input. For the usual decoders (byte-level, SentencePiece's, none at all) the text is
-the pieces of the tokens in a row. This is tested on random ids when a tokenizer is loaded. If it does not hold, the
-tokenizer's own decoder is used. Plain Python and `tokenizers`: this runs in worker processes.
+the concatenation of the tokens' texts. This is tested on random ids when a tokenizer is loaded. If it does not hold,
+the tokenizer's own decoder is used. The module needs only Python and `tokenizers`, because it runs in worker processes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ TRIES = 200
 
 
 class FastDecoder:
-    """decode(lists of ids) -> texts without special tokens and without white space around them."""
+    """Converts lists of ids to texts, without special tokens and without white space around them."""
 
     def __init__(self, tokenizer: Any):
-        """tokenizer: a tokenizers.Tokenizer"""
+        """tokenizer: a tokenizers.Tokenizer."""
         self.tokenizer = tokenizer
         settings = json.loads(tokenizer.to_str())
         self.special = {token["id"] for token in settings["added_tokens"] if token["special"]}
         kind = (settings.get("decoder") or {}).get("type")
         self.pieces: list[bytes] = []
-        """The text of each token; none where texts are more than that."""
+        """The text of each token; None if texts are not the concatenation of these."""
         self.between = b" " if kind is None else b""
         make = _PIECES.get(kind)
         if make is not None:
@@ -52,9 +52,10 @@ class FastDecoder:
             return self._decode_slowly(ids)
 
     def complete(self, static: list[int], places: list[int], draws: Sequence[list[int]], many: int) -> list[str]:
-        """The texts of `many` samples that have tokens of their own at `places` of a text: in draws, a list a place.
+        """Return the texts of `many` samples that differ from `static` at `places` only. draws: a list of tokens for
+        each place.
 
-        What stands between the places is put together once.
+        The text between the places is decoded once.
         """
         rows = zip(*draws, strict=True) if places else iter([()] * many)
         if not self.pieces or not places or (self.between and self._leaves_out(static, draws)):
@@ -74,7 +75,7 @@ class FastDecoder:
             return self._decode_slowly([_fill(static, places, row) for row in rows])
 
     def _leaves_out(self, static: list[int], draws: Sequence[list[int]]) -> bool:
-        """Whether there may be a token that is left out, other than at the ends, and would take its space along."""
+        """Return whether a token inside the text may be left out, which would also remove its space."""
         return not self.special.isdisjoint(static[1:-1]) or not all(map(self.special.isdisjoint, draws))
 
     def _decode_slowly(self, ids: Sequence[list[int]]) -> list[str]:
@@ -95,7 +96,8 @@ def _fill(static: list[int], places: list[int], drawn: Sequence[int]) -> list[in
 
 
 def _byte_level() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level vocabularies: themselves where printable, else from 256 on."""
+    """Return the characters that represent bytes in byte-level vocabularies: themselves if printable, else from 256
+    on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -114,4 +116,4 @@ _PIECES: dict[str | None, Callable[[str], bytes]] = {
     "ByteLevel": _from_byte_level,
     "Metaspace": lambda token: token.replace("▁", " ").encode(),
 }
-"""type of decoder -> a token's own piece of the text"""
+"""type of decoder -> function from a token to its text"""

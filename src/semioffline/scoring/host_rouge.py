@@ -1,10 +1,9 @@
-"""ROUGE of samples on the host, counted from token ids: the samples of a row share all visible tokens, and no text is
-put together.
+"""Compute ROUGE on the host from token ids, without decoding texts: the samples of a row share all visible tokens.
 
-Each token's text is split into parts once, runs of letters and digits. A part that touches no other one is a word, and
-a table says which word of the references it is. Parts that touch make a word together: these are read letter by letter,
-where the first of them can begin a word of a reference at all. What is counted then, and the operations on floating
-point numbers, are those of `rewards.rouge_batch`: the values are the same to the last bit.
+The text of each token is split once into parts: runs of letters and digits. A part that touches no other part is a
+word, and a table says which word of the references it is. Parts that touch make a word together. They are read letter
+by letter, if the first of them can begin a word of a reference. Counting and floating-point operations are those of
+`rewards.rouge_batch`: the values are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from semioffline.scoring.fast_decode import FastDecoder
 from semioffline.scoring.worker import Group, deal
 
 _HALVES = (b"\xe2", b"\xe2\x84", b"\xc4"), (b"\x84", b"\xaa", b"\xb0")
-"""How the two letters outside ASCII begin and go on whose lower case has a letter inside it, the Kelvin sign and the
-dotted capital I. Where tokens may have spelled one together, only the text can tell."""
+"""First and further bytes of the Kelvin sign and the dotted capital I, the two letters outside ASCII whose lower case
+contains an ASCII letter. If tokens may have spelled one together, the text must be read."""
 _BETWEEN = "\uffff"
 
 
 def on_host(function: Any, decoder: FastDecoder | None) -> HostRouge | None:
-    """The object that computes this reward from token ids; None if the reward must read texts."""
+    """Return an object that computes this reward from token ids; None if the reward must read texts."""
     if type(function) is not Rouge or function.use_stemmer or not all(map(covers, function.variants)):
         return None
     if function.multi_reference != "best":
@@ -37,7 +36,7 @@ def on_host(function: Any, decoder: FastDecoder | None) -> HostRouge | None:
 
 
 class HostRouge:
-    """(groups, draws, references) -> the mean F-measure of `variants` for each sample."""
+    """Computes, from groups, draws and references, the mean F-measure of `variants` for each sample."""
 
     def __init__(self, variants: Sequence[str], decoder: FastDecoder):
         self.variants = variants
@@ -55,12 +54,12 @@ class HostRouge:
         self.half_ends = np.array([piece.endswith(_HALVES[0]) for piece in decoder.pieces])
         self.half_starts = np.array([piece.startswith(_HALVES[1]) for piece in decoder.pieces])
         self.blank = np.array([not line for line in lines])
-        """Tokens that are nothing: what is before them touches what is after."""
+        """Tokens without text: the tokens before and after them touch."""
 
     def __call__(
         self, groups: Sequence[Group], draws: np.ndarray, references: Sequence[Sequence[str]]
     ) -> np.ndarray | None:
-        """(samples,) values, group after group; None if the texts are needed."""
+        """Return (samples,) values, group after group; None if the texts are needed."""
         if min(group.many for group in groups) < MANY:
             return None
         numbers = [len(references[group.row]) for group in groups]
@@ -89,7 +88,7 @@ class HostRouge:
     def _line(
         self, group: Group, draws: np.ndarray, codes: np.ndarray, can_begin: np.ndarray, known: dict[bytes, int]
     ) -> str | None:
-        """The words of K samples, one character for each, and _BETWEEN after each sample."""
+        """Encode K samples as one string: one character per word, and _BETWEEN after each sample."""
         tokens = np.repeat(group.static[None].astype(np.int64), group.many, axis=0)  # (K, T)
         tokens[:, group.places] = draws.T
         if tokens.max(initial=0) >= len(self.counts):  # an id without a token
@@ -115,7 +114,7 @@ class HostRouge:
         return _with_ends(found, counts.sum(1) - joined.sum(1))
 
     def _neighbours(self, tokens: np.ndarray) -> np.ndarray:
-        """(K, T - 1) what is before each token but the first: the last one before it that is not nothing."""
+        """Return (K, T - 1), the last token with a text before each token but the first."""
         before = tokens[:, :-1]
         nothing = self.blank[before]
         if not nothing[:, 1:].any():
@@ -125,14 +124,14 @@ class HostRouge:
 
 
 def _best(values: np.ndarray, shapes: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The highest value over references, for each sample. values: of (references, samples), group after group."""
+    """Return for each sample the highest value over references. values: of (references, samples), group after group."""
     ends = np.cumsum([number * many for number, many in shapes])
     parts = zip(np.split(values, ends[:-1]), shapes, strict=True)
     return np.concatenate([part.reshape(shape).max(axis=0) for part, shape in parts])
 
 
 def _with_ends(found: np.ndarray, lengths: np.ndarray) -> str:
-    """Characters by number, and _BETWEEN after each text of these lengths."""
+    """Encode numbers as characters, with _BETWEEN after each text of these lengths."""
     line = np.full(len(found) + len(lengths), ord(_BETWEEN), np.uint32)
     inside = np.ones(len(line), bool)
     inside[lengths.cumsum() + np.arange(len(lengths))] = False
@@ -141,8 +140,8 @@ def _with_ends(found: np.ndarray, lengths: np.ndarray) -> str:
 
 
 def _read(piece: bytes) -> bytes:
-    """Lower-case letters and digits of a token's text, and a space for all else. Bytes that are no character alone are
-    part of one that is no letter."""
+    """Keep lower-case letters and digits of a token's text; all else becomes a space. Bytes that are only part of a
+    character count as part of a non-letter."""
     try:
         return _plain(piece.decode())
     except UnicodeDecodeError:

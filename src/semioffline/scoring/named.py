@@ -1,4 +1,4 @@
-"""Rewards by name: those of the package `rewards`, and those that belong to a task."""
+"""Find rewards by name: those of the package `rewards`, and those that belong to a task."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def reward_names() -> list[str]:
 
 
 def find_reward(given: Any, processing_class: Any = None, device: Any = None) -> tuple[str, Reward]:
-    """As `rewards.registry.load_reward`, with the rewards of tasks among the names."""
+    """Return (name, reward), as `rewards.registry.load_reward` does, with the rewards of tasks among the names."""
     return load_reward(given, processing_class, device, _OF_TASKS)

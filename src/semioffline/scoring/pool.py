@@ -1,9 +1,10 @@
 """Processes that compute built-in rewards while the model continues. They live as long as this process.
 
-python -m semioffline.scoring.pool WORKERS is the one that deals the samples out to the others.
+python -m semioffline.scoring.pool WORKERS is the process that distributes the samples among the others.
 
-A step takes about as long with concurrent.futures.ProcessPoolExecutor (`benchmarks/reward_workers.py`: 1.04 times). Its
-processes import the user's script again, which fails without a main guard, and they stay when this process is killed.
+A step takes about as long with concurrent.futures.ProcessPoolExecutor (`benchmarks/reward_workers.py`: 1.04 times). But
+its processes import the user's script again, which fails without a main guard, and they survive if this process is
+killed.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from semioffline.rewards.limits import GRACE
 from semioffline.scoring.worker import Group, Message, PoolError, deal, encode_message, read_groups, read_message, serve
 
 MOST_WORKERS = 16
-"""More processes than this gain little: a chunk is then scored faster than it is handed over."""
+"""Maximum number of workers. More gain little, because a chunk is then scored faster than it is sent."""
 START = 60.0
-"""Seconds that processes may take to start and to read a tokenizer, beside the time limit of rewards."""
+"""Seconds that processes may take to start and to read a tokenizer, in addition to the time limit of rewards."""
 LEAST = 8
-"""The number of samples for which another process is worth its cost."""
+"""Minimum number of samples for one more process to be worth its cost."""
 
 
 class WorkerProcesses:
-    """Processes, each behind a pipe. Started as programs of their own: nothing of CUDA, of the user's script or of this
-    process's threads is in them, and they end when this process does, however it ends."""
+    """Processes, each with a pipe. They are started as separate programs: they have nothing of CUDA, the user's script
+    or this process's threads, and they end when this process ends, however it ends."""
 
     def __init__(self, number: int, *program: str, own_group: bool = False):
-        """program: a module of this package and its arguments; a worker that scores if there is none. own_group:
-        whether each leads a group of processes, with those that it starts; a whole group can be ended at once."""
+        """program: a module of this package and its arguments; None: a worker that scores. own_group: whether each
+        process leads a process group with the processes that it starts, so that all of them can be ended at once."""
         self.own_group = own_group and hasattr(os, "killpg")
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
@@ -53,7 +54,7 @@ class WorkerProcesses:
         ]
 
     def write(self, messages: Sequence[bytes]) -> None:
-        """One message for each of the first workers."""
+        """Write one message to each of the first workers."""
         try:
             for worker, message in zip(self.processes, messages, strict=False):
                 worker.stdin.write(message)  # type: ignore[union-attr]
@@ -62,7 +63,7 @@ class WorkerProcesses:
             raise self._ended() from error
 
     def read(self, number: int) -> list[bytes]:
-        """Read all answers, also if one is an error, so that no pipe stays half full."""
+        """Read the answers of the first `number` workers, even if one is an error, so that no pipe stays half full."""
         answers = [read_message(worker.stdout) for worker in self.processes[:number]]  # type: ignore[arg-type]
         heard = [answer for answer in answers if answer is not None]
         if len(heard) < number:
@@ -93,7 +94,7 @@ class WorkerProcesses:
             worker.stdout.close()  # type: ignore[union-attr]
 
     def kill(self) -> None:
-        """Kill the running processes, also those that a signal has suspended."""
+        """Kill the running processes, including those that a signal has suspended."""
         for worker in self.processes:
             if worker.poll() is not None:
                 continue
@@ -105,10 +106,10 @@ class WorkerProcesses:
 
 
 class RewardPool:
-    """What the training process talks to: one process, which deals the work out to workers of its own.
+    """The training process's connection to one process that distributes the work among its own workers.
 
-    A thread that reads or writes a pipe must then wait for the interpreter, which the launching of kernels keeps busy:
-    up to some milliseconds each time. So there is one message and one answer, however many workers there are.
+    A thread that reads or writes a pipe waits for the interpreter, which is busy launching kernels: up to some
+    milliseconds each time. So there is one message and one answer, however many workers there are.
     """
 
     def __init__(self, number: int):
@@ -125,9 +126,10 @@ class RewardPool:
         columns: dict[str, list[Any]],
         timeout: float | None = None,
     ) -> Asked:
-        """Announce what will be scored. The pool is the caller's until it has the values, or closes what was asked.
+        """Announce what will be scored. The pool is reserved for the caller until it reads the values or closes the
+        request.
 
-        tokenizer: the JSON of a fast one; columns: one value for each input.
+        tokenizer: the JSON of a fast tokenizer. columns: one value for each input.
         """
         needed = {name: [values[group.row] for group in groups] for name, values in columns.items()}
         told = [group.told() for group in groups]
@@ -152,8 +154,8 @@ class RewardPool:
 
     @contextlib.contextmanager
     def limit(self, seconds: float | None) -> Iterator[None]:
-        """End the processes when a block takes longer: one that was stopped (SIGSTOP) neither reads nor answers, and
-        keeps no time limit itself. What waits for them then gets an error."""
+        """End the processes if the block takes longer. A suspended (SIGSTOP) process neither reads nor answers and
+        cannot keep its own time limit. Whoever waits for it then gets an error."""
         if seconds is None:
             yield
             return
@@ -176,7 +178,7 @@ class RewardPool:
 
 
 class Asked:
-    """One request: the draws are sent, the values come back."""
+    """One request to the pool: send the draws, then read the values."""
 
     def __init__(self, pool: RewardPool, rewards: int, seconds: float | None):
         self._pool: RewardPool | None = pool
@@ -184,13 +186,13 @@ class Asked:
         self._seconds = seconds
 
     def send(self, draws: np.ndarray) -> None:
-        """draws: int32, group after group."""
+        """Send the draws, as int32, group after group."""
         assert self._pool is not None
         with self._pool.limit(self._seconds):
             self._pool.front.write([encode_message({}, draws.tobytes())])
 
     def values(self) -> list[np.ndarray]:
-        """For each reward, the values of all samples."""
+        """Return for each reward the values of all samples."""
         assert self._pool is not None
         pool, self._pool = self._pool, None
         try:
@@ -206,7 +208,7 @@ class Asked:
         return list(np.frombuffer(answer).reshape(self._rewards, -1))
 
     def close(self) -> None:
-        """Abandon an unanswered request: its processes wait for draws, or are not read, and so they end."""
+        """Abandon an unanswered request by ending its processes."""
         if self._pool is not None:
             self._pool.close()
             self._pool.release()
@@ -214,7 +216,7 @@ class Asked:
 
 
 class Dealer:
-    """In the process that deals out: cuts the samples into even parts, one for each of its workers."""
+    """Runs in the process that distributes the work: divides the samples evenly among its workers."""
 
     def __init__(self, number: int):
         self.workers = WorkerProcesses(number)
@@ -261,7 +263,7 @@ class Part(NamedTuple):
 
 
 def cut(counts: Sequence[int], number: int) -> list[list[Part]]:
-    """The sizes of groups -> chunks of about equal numbers of samples, in order."""
+    """Divide groups of these sizes into chunks with about equal numbers of samples, in order."""
     starts = np.cumsum([0, *counts]).tolist()
     total = starts[-1]
     number = min(number, max(total // LEAST, 1))
@@ -280,7 +282,8 @@ _POOLS: dict[int, RewardPool] = {}
 
 
 def start_pool(number: int) -> RewardPool:
-    """Start the pool of this many workers, which all trainers of this process share, unless it is running."""
+    """Return the pool with this many workers, which all trainers of this process share. Start it if it is not
+    running."""
     if number not in _POOLS or not _POOLS[number].alive:
         _POOLS[number] = RewardPool(number)
     return _POOLS[number]
@@ -293,8 +296,8 @@ def _close_all() -> None:
 
 
 def spare_workers(processes: int = 1) -> int:
-    """The number of cores that are free for scoring, given the number of training processes on this machine; 0 below
-    four."""
+    """Return the number of cores that are free for scoring; 0 below four. processes: number of training processes on
+    this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     own = cores // processes
     return min(own - 2, MOST_WORKERS) if own >= 4 else 0

@@ -1,4 +1,4 @@
-"""Several reward functions as one: the weighted sum of their checked values."""
+"""Combine several reward functions into one: the weighted sum of their checked values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from semioffline.scoring.named import find_reward, reward_names
 from semioffline.storage.untrusted import check_name
 
 Values = list[float] | np.ndarray
-"""Of one reward function, a number for each sample."""
+"""The values of one reward function, one for each sample."""
 
 
 class RewardSet:
@@ -40,13 +40,13 @@ class RewardSet:
         loaded = [find_reward(r, t, device) for r, t in zip(given, tokenizers, strict=False)]
         self.timeout = timeout
         self.calls = 0
-        """Number of texts that were scored in the last call: of the function that scored most."""
+        """Number of texts scored in the last call, by the function that scored most."""
         self.context = RewardContext()
         self.sources = [source for source in given if isinstance(source, str)]
-        """Those that were given by name, as they were given."""
+        """Rewards given by name, as they were given."""
         self.functions: dict[str, Reward] = {}
         self.built_in: dict[str, str] = {}
-        """Those that any process can make again from a name: functions of the row and the text, without a device."""
+        """Rewards that any process can build from a name: functions of the row and the text that use no device."""
         for source, (name, function) in zip(given, loaded, strict=True):
             check_name("reward", str(name))  # of columns in tables, keys in logs, and files of loggers
             unique = name if name not in self.functions else f"{name}_{len(self.functions)}"
@@ -60,18 +60,19 @@ class RewardSet:
             raise UserError(f"reward_weights={self.weights} must be finite")
 
     def __call__(self, columns: dict[str, list[Any]]) -> tuple[list[float], dict[str, list[float]]]:
-        """Columns (with completions among them) -> the weighted sums and each function's values; NaN = left out."""
+        """Return the weighted sums and each function's values, given columns (completions among them). NaN: left
+        out."""
         parts = self.call(columns)
         return self.add(parts).tolist(), parts
 
     def add(self, parts: Mapping[str, Values]) -> np.ndarray:
-        """The weighted sum of each function's values, in their order."""
+        """Return the weighted sum of the functions' values."""
         pairs = zip(self.weights, self.functions, strict=True)
         weighted = [weight * np.asarray(parts[name]) for weight, name in pairs]
         return cast(np.ndarray, sum(weighted)) if weighted else np.zeros(0)
 
     def add_tensors(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The same for values on a device."""
+        """Return the weighted sum of values on a device."""
         pairs = zip(self.weights, self.functions, strict=True)
         return cast(Tensor, sum(weight * parts[name] for weight, name in pairs))
 
@@ -79,10 +80,10 @@ class RewardSet:
     def call(
         self, columns: dict[str, list[Any]], rows: Sequence[int] | None = None, but: Sequence[str] = ()
     ) -> dict[str, list[float]]:
-        """Each function's values, checked, except for those in `but`.
+        """Return each function's checked values, except for the functions in `but`.
 
-        rows: the input that each sample belongs to; identical samples of an input are then scored once, by functions
-        that are deterministic.
+        rows: the input that each sample belongs to. Deterministic functions then score identical samples of an input
+        once.
         """
         results: dict[str, list[float]] = {}
         waiting: dict[str, Awaitable[object]] = {}
@@ -104,7 +105,7 @@ class RewardSet:
 
 
 def check_names(given: list[str]) -> None:
-    """Check rewards by name before any other work. Models are not loaded here, because that takes long."""
+    """Check that rewards given by name exist, before any other work. Models are not loaded, because that takes long."""
     RewardSet([name for name in given if name.partition(":")[0] not in FAMILIES])
 
 

@@ -1,4 +1,4 @@
-"""Samples to rewards: on the device, in other processes, or in this process."""
+"""Score samples: on the device, in other processes, or in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DESCRIBED = ("reward", "reward_std", "frac_reward_zero_std", "frac_reward_none",
 
 
 def _summarise(rewards: Tensor, *parts: Tensor) -> Tensor:
-    """The numbers of `describe`, then the mean and the standard deviation of each part, in one tensor."""
+    """Return the numbers of `describe`, then the mean and the standard deviation of each part, in one tensor."""
     floats = [part.float() for part in parts]
     each = [number for part in floats for number in (part.nanmean(), _std(part.view(1, -1)).squeeze())]
     return torch.stack([*describe(rewards).values(), *each])
@@ -51,9 +51,9 @@ class Scores:
     parts: Mapping[str, Values | Tensor]
     """For each reward function, its B * K values."""
     decode: Callable[[], list[str]]
-    """Decodes the samples; called only when completions are logged."""
+    """Decodes the samples. It is called only when completions are logged."""
     seconds: float = 0.0
-    """Time that scoring took."""
+    """Seconds that scoring took."""
     summarise: Callable[..., Tensor] = _summarise
     """`_summarise`, or its CUDA-graph version."""
 
@@ -68,7 +68,7 @@ class Scores:
 
     @cached_property
     def metrics(self) -> dict[str, float | Tensor]:
-        """Reward metrics for the log, as tensors on the device if they were computed there."""
+        """Reward metrics for the log. They are tensors on the device if they were computed there."""
         on_device = [values for values in self.parts.values() if isinstance(values, Tensor)]
         parts = on_device or [torch.tensor(values, dtype=torch.float64) for values in self.parts.values()]
         values = self.summarise(self.rewards if on_device else self.rewards.cpu(), *parts)
@@ -78,7 +78,8 @@ class Scores:
 
 
 class PendingScores:
-    """Scores still being computed. Reading them waits for them; an error of a reward function is raised there."""
+    """Scores that are still being computed. Reading them waits for them. An error of a reward function is raised
+    then."""
 
     def __init__(self, future: Future[Scores]):
         self._future = future
@@ -110,11 +111,11 @@ class PendingScores:
 
 
 class Scorer:
-    """Scores samples for a method: samples and their batch -> rewards.
+    """Scores the samples of a batch for a method.
 
     overlap: scoring runs in a thread, and reading the scores waits for it. workers: number of processes that decode
-    samples and compute built-in rewards. on_device: compute rewards on the samples' device where possible. replay:
-    turns a function into one replayed as CUDA graphs. None of these changes a result.
+    samples and compute built-in rewards. on_device: compute rewards on the samples' device if possible. replay: makes a
+    version of a function that runs as CUDA graphs. None of these changes a result.
     """
 
     def __init__(
@@ -185,7 +186,8 @@ class Scorer:
         return found if len(found) == len(given) else {}
 
     def _score_on_device(self, samples: Samples, batch: Batch) -> Scores | None:
-        """Rewards computed on the device, without waiting. None if only the host can compute them for this batch."""
+        """Compute rewards on the device, without waiting. Return None if only the host can compute them for this
+        batch."""
         started = time.perf_counter()
         parts: dict[str, Tensor] = {}
         for name, reward in self._device_rewards.items():
@@ -207,13 +209,14 @@ class Scorer:
         return Scores(rewards, parts, decode, time.perf_counter() - started, self._summarise)
 
     def score_ids(self, ids: list[list[int]], batch: Batch, many: int) -> Scores:
-        """B * K token lists, the K samples of a row together. Waits: what calls this has nothing else to do."""
+        """Score B * K token lists, the K samples of a row together. This waits for the scores, because the caller has
+        nothing else to do."""
         nowhere = np.zeros(0, np.int64)
         groups = [Group(n // many, np.array(row, np.int32), nowhere, 1) for n, row in enumerate(ids)]
         return self._score(groups, lambda: np.zeros(0, np.int32), batch)
 
     def _score(self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch) -> Scores:
-        """wait: gives the draws, group after group, when they are there."""
+        """Score groups of samples. wait: returns the draws, group after group, when they are there."""
         with self._lock:
             self._calls = 0
             draws, started, parts = self._values(groups, wait, batch)
@@ -225,9 +228,9 @@ class Scorer:
     def _values(
         self, groups: list[Group], wait: Callable[[], np.ndarray], batch: Batch
     ) -> tuple[np.ndarray, float, dict[str, Values]]:
-        """The draws, the time they arrived, and the values of each reward. Workers score the built-in rewards while
-        this process scores the others. If a worker fails, this process scores everything, so that users see the same
-        error as without workers."""
+        """Return the draws, the time they arrived, and the values of each reward. Workers score the built-in rewards
+        while this process scores the others. If a worker fails, this process scores everything, so that users see the
+        same error as without workers."""
         elsewhere = list(self.reward_set.built_in) if self.workers else []
         draws: np.ndarray | None = None
         started = time.perf_counter()
@@ -283,7 +286,7 @@ class Scorer:
         return {name: reward for name, reward in found.items() if reward is not None}
 
     def _decode(self, groups: list[Group], draws: np.ndarray) -> list[str]:
-        """The texts of all samples."""
+        """Return the texts of all samples."""
         if self._decoder is None:
             return self.policy.tokens.decode(_token_lists(groups, draws))
         return texts_of(self._decoder, groups, draws)
@@ -294,7 +297,7 @@ class Scorer:
         return FastDecoder(tokenizer.backend_tokenizer) if tokenizer.is_fast else None
 
     def _ask_workers(self, groups: list[Group], batch: Batch) -> Asked:
-        """Have built-in rewards scored in other processes. The request is sent before the samples are drawn."""
+        """Let other processes score built-in rewards. The request is sent before the samples are drawn."""
         names = self.reward_set.built_in
         needed = columns_for([self.reward_set.functions[name] for name in names], batch.columns)
         pool, timeout = start_pool(self.workers), self.reward_set.timeout
@@ -302,8 +305,9 @@ class Scorer:
 
 
 def make_scorer(policy: Policy, reward_set: RewardSet, args: MethodConfig, needs_reward: bool) -> Scorer:
-    """Rewards are computed in parallel with the model when it runs on an accelerator, or when reward_workers is above
-    0: a model on the CPU would share its cores with them. A CUDA device computes the rewards that it can."""
+    """Return the scorer of a run. Rewards are computed in parallel with the model if it runs on an accelerator, or if
+    reward_workers is above 0: a model on the CPU would share its cores with them. A CUDA device computes the rewards
+    that it can."""
     workers = args.reward_workers
     if workers is None:
         workers = 0 if args.device.type == "cpu" else spare_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -318,7 +322,7 @@ def make_scorer(policy: Policy, reward_set: RewardSet, args: MethodConfig, needs
 
 
 def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
-    """One group per (row, mask), ordered by row; and the index that puts the rows of `draws` into this order."""
+    """Return one group per (row, mask), ordered by row, and the index that puts the rows of `draws` into this order."""
     static, hidden = samples.text.ids.cpu().numpy().astype(np.int32), samples.hidden.cpu().numpy()
     lengths, size, many = samples.text.keep_mask.sum(1).tolist(), len(static), samples.draws.shape[1]
     masks = [at for b in range(size) for at in range(b, len(hidden), size)]
@@ -331,7 +335,8 @@ def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
 
 
 def distinct_samples(groups: list[Group], draws: np.ndarray) -> int:
-    """How many samples differ in their tokens from the others of their row: what rewards that read no texts score."""
+    """Return the number of samples that differ in their tokens from the others of their row. Rewards that read no texts
+    score these."""
     found: dict[tuple[int, bytes, bytes], set[bytes]] = {}
     for group, own in zip(groups, deal(groups, draws), strict=True):
         width, drawn = len(own) * own.itemsize, np.ascontiguousarray(own.T).tobytes()
@@ -346,7 +351,7 @@ def _token_lists(groups: list[Group], draws: np.ndarray) -> list[list[int]]:
 
 
 def describe(rewards: Tensor) -> dict[str, Tensor]:
-    """Statistics of (B, K) rewards for the log, on the device of the rewards."""
+    """Return statistics of (B, K) rewards for the log, on the device of the rewards."""
     left_out = rewards.isnan()
     numbers = (
         rewards.nanmean(),
@@ -359,7 +364,7 @@ def describe(rewards: Tensor) -> dict[str, Tensor]:
 
 
 def _std(rewards: Tensor) -> Tensor:
-    """(B, K) -> (B,) standard deviation of the samples that count."""
+    """Return (B,), the standard deviation of the samples that count. rewards: (B, K)."""
     counts = (~rewards.isnan()).sum(1)
     centred = (rewards - rewards.nanmean(1, keepdim=True)).nan_to_num(0.0)
     return (centred.square().sum(1) / (counts - 1).clamp(min=1)).sqrt()

@@ -32,20 +32,20 @@ LENGTHS = struct.Struct("<II")
 
 
 class PoolError(RuntimeError):
-    """A worker could not answer."""
+    """The error if a worker cannot answer."""
 
 
 class Group(NamedTuple):
-    """Samples of one text that differ only at some positions."""
+    """The samples of one text, which differ only at some positions."""
 
     row: int
-    """The input that they belong to."""
+    """Number of the input that they belong to."""
     static: np.ndarray
     """(T,) the text's token ids."""
     places: np.ndarray
-    """(m,) where the samples have tokens of their own."""
+    """(m,) the positions at which the samples differ."""
     many: int
-    """K"""
+    """K, the number of samples."""
 
     @property
     def size(self) -> int:
@@ -53,24 +53,24 @@ class Group(NamedTuple):
         return len(self.places) * self.many
 
     def told(self, many: int | None = None) -> list[Any]:
-        """The group in a message, with only this many of its samples."""
+        """Return the group in the form of a message, with only this many of its samples."""
         return [self.row, self.static.tolist(), self.places.tolist(), self.many if many is None else many]
 
     def ids(self, draws: np.ndarray) -> list[list[int]]:
-        """K complete samples. draws: (m, K)"""
+        """Return K complete samples. draws: (m, K)."""
         whole = np.repeat(self.static[None], self.many, axis=0)
         whole[:, self.places] = draws.T
         return whole.tolist()
 
 
 class Message(TypedDict, total=False):
-    """The JSON text of a message: a tokenizer, what will be scored, or an error."""
+    """The JSON text of a message: a tokenizer, texts to score, or an error."""
 
     tokenizer: str
     rewards: list[str]
     timeout: float | None
     groups: list[list[Any]]
-    """As `Group.told` has them."""
+    """Groups in the form of `Group.told`."""
     columns: dict[str, list[Any]]
     """One value for each group."""
     error: str
@@ -81,7 +81,7 @@ def read_groups(asked: Message) -> list[Group]:
 
 
 def deal(groups: Sequence[Group], draws: np.ndarray) -> list[np.ndarray]:
-    """The draws of each group, (m, K), from all draws."""
+    """Split all draws into those of each group, (m, K)."""
     ends = np.cumsum([group.size for group in groups]).tolist()
     starts = [0, *ends[:-1]]
     return [
@@ -96,7 +96,7 @@ def encode_message(head: Message, payload: bytes = b"") -> bytes:
 
 
 def read_message(stream: BinaryIO) -> tuple[Message, bytes] | None:
-    """The next message. None if the other side has ended, also in the middle of a message."""
+    """Read the next message; None if the other side has ended, even in the middle of a message."""
     lengths = stream.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return None
@@ -113,7 +113,7 @@ def _reward(name: str) -> Reward:
 
 
 def texts_of(decoder: FastDecoder, groups: Sequence[Group], draws: np.ndarray) -> list[str]:
-    """The texts of all samples."""
+    """Return the texts of all samples."""
     texts = []
     for group, own in zip(groups, deal(groups, draws), strict=True):
         texts += decoder.complete(group.static.tolist(), group.places.tolist(), own.tolist(), group.many)
@@ -121,7 +121,7 @@ def texts_of(decoder: FastDecoder, groups: Sequence[Group], draws: np.ndarray) -
 
 
 class Worker:
-    """Decodes and scores in this process."""
+    """Decodes and scores samples in this process."""
 
     alive = True
 
@@ -144,7 +144,7 @@ class Worker:
         pass
 
     def score(self, draws: np.ndarray) -> bytes:
-        """The values for a request."""
+        """Return the values of a request."""
         from semioffline.scoring.calls import call_once, repeat
 
         asked, groups, decoder = self.asked, self.groups, self.decoder
@@ -158,7 +158,7 @@ class Worker:
 
 
 class Scoring(Protocol):
-    """The object behind `serve`: a worker that scores, or one that distributes the work."""
+    """The interface of the object that `serve` runs: a worker that scores, or a dealer that distributes the work."""
 
     @property
     def alive(self) -> bool: ...

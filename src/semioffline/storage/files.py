@@ -1,7 +1,7 @@
-"""Files and folders that are complete or absent, also when the process is killed or the machine stops.
+"""Write files and folders that are complete or absent, even if the process is killed or the machine stops.
 
 Every file that is read again is written by `write_atomically`, a log by `append_line`, a folder of files inside
-`whole_folder`. What cannot be written (a full disk, a quota, a read-only folder) is a `UserError`.
+`whole_folder`. A failed write (a full disk, a quota, a read-only folder) is a `UserError`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from semioffline.errors import UserError
 
 LOCK = ".lock"
 PART = ".part"
-"""The end of the names of what is not complete."""
+"""Suffix of the names of incomplete files and folders."""
 _WAIT = 2.0
-"""Seconds: a process that was killed a moment ago may still be ending."""
+"""Seconds to wait for a lock: a process that was just killed may still be ending."""
 _IN_USE = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 _HELD: dict[str, int] = {}
 """folder -> descriptor of its lock file, for the folders that this process has locked"""
@@ -34,7 +34,7 @@ _OPENED: list[Path] = []
 
 
 def opened_folder() -> Path | None:
-    """The output folder of this command; None before it is opened."""
+    """Return the output folder of this command; None before it is opened."""
     return _OPENED[-1] if _OPENED else None
 
 
@@ -53,19 +53,19 @@ def open_for_writing(folder: Path) -> None:
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a regular file. Pipes and devices are rejected: reading them could wait forever."""
+    """Read a regular file. Pipes and devices are rejected, because reading them could wait forever."""
     if path.exists() and not path.is_file():
         raise UserError(f"cannot read {path}: it is no regular file")
     return path.read_bytes()
 
 
 def _parse_int(digits: str) -> float:
-    """Numbers that no float can hold are infinite, whether they are written with an exponent or without."""
+    """Convert a number in JSON. Numbers that no float can hold become infinite, with and without an exponent."""
     return int(digits) if len(digits) < 300 else float(digits)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     try:
         found = json.loads(read_content(path).decode("utf-8"), parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
@@ -106,7 +106,7 @@ def sync_file(path: Path) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log of JSON objects, up to one that a kill has left half written."""
+    """Read the lines of a log of JSON objects, up to a line that a kill has left half written."""
     found: list[dict[str, Any]] = []
     if not path.exists():
         return found
@@ -131,9 +131,9 @@ def keep_lines(path: Path, number: int) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which gets its name when the block ends without an error.
+    """Yield a folder to write into. It gets its final name when the block ends without an error.
 
-    Where there is a folder of this name, its files of the same names are replaced, each as a whole.
+    If a folder of this name exists, its files of the same names are replaced, each as a whole.
     """
     part = path.with_name(path.name + PART)
     with writing(path, part):
@@ -149,7 +149,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Give a complete folder the name of another one, which is removed. A kill leaves the old, the new or neither."""
+    """Rename a complete folder to the name of another one, which is removed. A kill leaves the old, the new or
+    neither."""
     _sync_tree(new)
     old = new.with_name(new.name + "-old")
     if path.exists():
@@ -184,7 +185,7 @@ def writing(path: Path, part: Path | None = None) -> Iterator[None]:
 
 
 def _raise_reason(error: Exception, folder: Path) -> None:
-    """Raise the OSError that made a library fail while it wrote into this folder: safetensors has its number in the
+    """Raise the OSError behind an error of a library that wrote into this folder: safetensors has its number in the
     message, torch does not report it."""
     if number := re.search(r"\(os error (\d+)\)", str(error)):
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
@@ -230,14 +231,14 @@ SUMS = "checksums.json"
 
 
 def write_sums(folder: Path) -> None:
-    """checksums.json: size and CRC-32 of each file, which `find_damage` compares."""
+    """Write checksums.json: size and CRC-32 of each file, which `find_damage` compares."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
     sums = {path.relative_to(folder).as_posix(): [path.stat().st_size, checksum(path)] for path in paths}
     write_atomically(folder / SUMS, json.dumps(sums, indent=1))
 
 
 def find_damage(folder: Path) -> str | None:
-    """The damage in a folder that `write_sums` has completed; None if there is none."""
+    """Return the damage in a folder with checksums; None if there is none."""
     if not (folder / SUMS).is_file():
         return f"{folder / SUMS} is missing"
     try:
@@ -265,7 +266,7 @@ def checksum(path: Path) -> int:
 
 
 def lock_folder(folder: Path) -> None:
-    """Lock a folder; an error if another process writes into it. The lock ends with this process, or with
+    """Lock a folder. If another process writes into it, raise an error. The lock ends with this process, or with
     `release_locks`."""
     name = os.path.realpath(folder)
     if name in _HELD:
@@ -304,7 +305,7 @@ def _take(descriptor: int) -> None:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder is empty, or has only files of a command that was killed at its start."""
+    """Return whether a folder is empty, or has only files of a command that was killed at its start."""
     return all(path.name == LOCK or path.name.endswith(PART) for path in folder.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Results in JSON files, as dataclasses whose fields are the keys."""
+"""Store results in JSON files, as dataclasses whose fields are the keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Self:
-        """Raises TypeError where a field is missing or has a value of another type."""
+        """Make a record of a JSON object. Raises TypeError if a field is missing or has a value of another type."""
         kinds, items = get_type_hints(cls), fields(cls)
         needed = [item.name for item in items if item.default is MISSING and item.default_factory is MISSING]
         if missing := [name for name in needed if name not in data]:
@@ -37,7 +37,8 @@ R = TypeVar("R", bound=Record)
 
 
 def read_record(kind: type[R], path: Path, what: str = "a file that semioffline has written") -> R:
-    """The record in a JSON file, which may be damaged, or someone else's. what: the file should be, for the error."""
+    """Read the record in a JSON file, which may be damaged, or written by someone else. what: the expected file, for
+    the error."""
     try:
         return kind.from_json(read_json(path))
     except (TypeError, LookupError, AttributeError) as error:
@@ -48,7 +49,7 @@ _NOUNS: dict[Any, str] = {str: "text", bool: "true or false", int: "a whole numb
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
-    """Convert a JSON value to its declared type: records inside lists, maps and optional fields are made, too.
+    """Convert a JSON value to its declared type, also records inside lists, maps and optional fields.
 
     name: of the value, for errors.
     """

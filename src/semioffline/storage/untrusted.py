@@ -1,4 +1,4 @@
-"""Checks of input from other people: names that become files, JSON, YAML, and models."""
+"""Check input from other people: names that become files, JSON, YAML, and models."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from semioffline.errors import UserError
 
 LONGEST_NAME = 100
 MOST_BYTES = 200
-"""Of a name. File systems allow 255, and names get endings such as -seed0."""
+"""Maximum number of bytes of a name. File systems allow 255, and names get suffixes such as -seed0."""
 _SEPARATORS = '/\\:*?"|'
 DEEPEST = 32
-"""Levels of nested lists and maps."""
+"""Maximum number of levels of nested lists and maps."""
 LARGEST_NUMBER = 2**63 - 1
 MOST_NODES = 10_000
-"""Values of a YAML file, with everything that its aliases stand for."""
+"""Maximum number of values of a YAML file, after its aliases are expanded."""
 
 
 def check_name(kind: str, name: str) -> str:
-    """The name, if it can be the name of a file or folder on any system. kind: what it names, for the error."""
+    """Return the name if it can be the name of a file or folder on any system; else raise an error. kind: what it
+    names, for the error."""
     problem = None
     if not name or not name.strip():
         problem = "must not be empty"
@@ -44,7 +45,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises a ValueError if the text is malformed, an object has a key twice, or a string has a lone surrogate.
     """
@@ -59,12 +60,13 @@ def parse_json(text: str) -> Any:
 
 
 def in_words(error: ValueError) -> str:
-    """The problem in JSON or YAML, in words for users."""
+    """Return the problem in JSON or YAML, in words for users."""
     return "a number has thousands of digits" if "set_int_max_str_digits" in str(error) else str(error)
 
 
 def check_escapes(text: str) -> None:
-    r"""JSON can contain a lone surrogate, \ud83d without its second half, which neither files nor tokenizers accept."""
+    r"""Raise a ValueError for a lone surrogate: \ud83d without its second half, which neither files nor tokenizers
+    accept."""
     if "\\ud" in text or "\\uD" in text:
         try:
             json.dumps(json.loads(text), ensure_ascii=False).encode()
@@ -107,7 +109,7 @@ def check_settings(value: Any, depth: int = 0) -> None:
 
 
 def parse_settings(text: str) -> Any:
-    """The value of --settings."""
+    """Parse the value of --settings."""
     try:
         value = parse_json(text)
         check_settings(value)
@@ -117,7 +119,7 @@ def parse_settings(text: str) -> Any:
 
 
 def parse_yaml(content: bytes) -> Any:
-    """The value of a YAML document: plain settings. Raises ValueError for all else."""
+    """Parse a YAML document of plain settings. Raises ValueError for anything else."""
     try:
         value = yaml.load(content, _Loader)
     except RecursionError as error:
@@ -134,7 +136,7 @@ def parse_yaml(content: bytes) -> Any:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """For code that loads a model: any problem with its files becomes a UserError."""
+    """Turn any problem with the files of a model into a UserError, inside the block."""
     try:
         yield
     except (UserError, MemoryError):
@@ -150,7 +152,7 @@ def loading(what: str) -> Iterator[None]:
 
 
 _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
-"""PyYAML takes 1e-5 for text: YAML 1.1 asks for a point and a sign."""
+"""The form of numbers like 1e-5, which PyYAML reads as text, because YAML 1.1 requires a point and a sign."""
 
 
 class _Loader(yaml.SafeLoader):

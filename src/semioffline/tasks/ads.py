@@ -1,9 +1,9 @@
-"""Advertisements: a SYNTHETIC task, written by the grammar in this file. No real products, texts or clicks.
+"""Advertisements: a SYNTHETIC task, written by the grammar in this file. There are no real products, texts or clicks.
 
-A product record (name, category, price, feature, city) becomes one advertisement sentence. The facts must be
-copied; the wording (an opener, an adjective, a closer) is free, and the data draws it uniformly at random. A hidden
-click model likes different wording for each category. So supervised training learns to copy the facts and to word
-at random, and there is something left to learn from the reward: which words this category's readers click on.
+A product record (name, category, price, feature, city) becomes one advertisement sentence. The facts must be copied.
+The wording (an opener, an adjective, a closer) is free; the data draw it uniformly at random. A hidden click model
+prefers different wording for each category. So supervised training learns to copy the facts and to choose words at
+random, and the reward teaches which words the readers of each category click on.
 
 Everything is lower case and separated by spaces, so that a word-level tokenizer and a model of half a million
 parameters suffice: no download, and training takes seconds on a laptop.
@@ -54,7 +54,7 @@ FACTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "city": tuple(_CITIES.split()),
     }
 )
-"""Every field's values. No value occurs in two fields, nor among the words of the wording and the templates."""
+"""The values of every field. No value occurs in two fields, nor in the wording and the templates."""
 
 WORDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -72,16 +72,16 @@ TEMPLATES = (
 
 BIAS = 0.10
 PREFERENCES = (0.23, 0.13, 0.06, 0.03, 0.0, -0.01, -0.02, -0.02)
-"""What one word adds to the click rate, from the most liked to the most disliked. The mean is 0.05."""
+"""What one word adds to the click rate, from the most to the least liked. The mean is 0.05."""
 SHIFTS: Mapping[str, int] = MappingProxyType({"opener": 1, "adjective": 3, "closer": 5})
-"""By how many places a slot's preferences move from one category to the next. Odd, so that in 8 categories every
-word takes every rank once (a Latin square); the click rate is a sum, so any fixed wording has the same mean."""
+"""How far a slot's preferences are shifted from one category to the next. The numbers are odd, so that in 8 categories
+every word takes every rank once (a Latin square). The click rate is a sum, so any fixed wording has the same mean."""
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def preference(slot: str, word: str, category: str) -> float:
-    """What `word` in `slot` adds to the click rate of an advertisement for `category`."""
+    """Return what `word` in `slot` adds to the click rate of an advertisement for `category`."""
     words, categories = WORDING[slot], FACTS["category"]
     if category not in categories:
         raise unknown("category", category, categories)
@@ -90,17 +90,18 @@ def preference(slot: str, word: str, category: str) -> float:
 
 
 def best_wording(category: str) -> dict[str, str]:
-    """The opener, adjective and closer with the highest click rate for one category (what a perfect model writes)."""
+    """Return the opener, adjective and closer with the highest click rate for one category (what a perfect model
+    writes)."""
     return {slot: max(words, key=lambda word: preference(slot, word, category)) for slot, words in WORDING.items()}
 
 
 def write_prompt(record: Mapping[str, str]) -> str:
-    """The record as the model reads it: `name : zorvia | category : lamps | price : $49 | ...`."""
+    """Write a record as the model reads it: `name : zorvia | category : lamps | price : $49 | ...`."""
     return " | ".join(f"{field} : {record[field]}" for field in FACTS)
 
 
 def write_ad(record: Mapping[str, str], wording: Mapping[str, str], template: str = TEMPLATES[0]) -> str:
-    """One advertisement sentence."""
+    """Write one advertisement sentence."""
     return template.format(**record, **wording)
 
 
@@ -128,7 +129,7 @@ _COLUMNS = ("prompt", "completion", *FACTS)
 
 
 def _rows(rng: random.Random, taken: set[str]) -> Iterator[dict[str, str]]:
-    """Random rows without end, whose prompts are not in `taken`; adds them to it."""
+    """Yield random rows without end, whose prompts are not in `taken`, and add the prompts to it."""
     while True:
         record = {field: rng.choice(values) for field, values in FACTS.items()}
         wording = {slot: rng.choice(words) for slot, words in WORDING.items()}
@@ -140,7 +141,8 @@ def _rows(rng: random.Random, taken: set[str]) -> Iterator[dict[str, str]]:
 
 
 def click_rate(completions: Sequence[str], category: Sequence[str], **kwargs: Any) -> list[float]:
-    """The hidden click model, a reward in [0, 1]: a bias plus, for each slot, the mean preference for its words.
+    """Return the click rate of each completion, a reward in [0, 1]: a bias plus, for each slot, the mean preference for
+    its words.
 
     rate = BIAS + sum over slots of the mean of preference(w, category) over the slot's words w that are present
 
@@ -163,7 +165,7 @@ def _click_rate(text: str, category: str) -> float:
 
 @cache
 def _preferences(category: str) -> dict[str, tuple[int, int, float]]:
-    """word -> its slot, its place there, and the preference for it; no word is in two slots."""
+    """Return word -> its slot, its index there, and the preference for it. No word is in two slots."""
     return {
         word: (slot, place, preference(name, word, category))
         for slot, (name, words) in enumerate(WORDING.items())
@@ -172,7 +174,8 @@ def _preferences(category: str) -> dict[str, tuple[int, int, float]]:
 
 
 def best_single_wording(categories: Sequence[str]) -> float:
-    """The highest mean click rate that one wording, used for all these records, reaches: what ignoring them buys."""
+    """Return the highest mean click rate of a single wording used for all these records: what a model can reach without
+    reading the category."""
     counts = Counter(categories)
     return max(
         sum(number * _click_rate(" ".join(words), category) for category, number in counts.items()) / len(categories)
@@ -189,7 +192,7 @@ def facts_right(
     city: Sequence[str],
     **kwargs: Any,
 ) -> list[float]:
-    """The share of the five facts that each completion states right.
+    """Return the share of the five facts that each completion states right.
 
     A fact is right when its value occurs exactly once, and no other value of the same field occurs.
     """
@@ -209,7 +212,7 @@ _VALUES = tuple(frozenset(values) for values in FACTS.values())
 
 
 def vocabulary() -> list[str]:
-    """Every token that a prompt or a completion can hold, special tokens left out, sorted."""
+    """Return every token that a prompt or a completion can contain, sorted, without special tokens."""
     words = {word for values in (*FACTS.values(), *WORDING.values()) for word in values}
     slots = dict.fromkeys((*FACTS, *WORDING), "")
     words.update(*(template.format(**slots).split() for template in TEMPLATES))
@@ -218,7 +221,8 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer() -> "PreTrainedTokenizerFast":
-    """A word-level tokenizer that encodes like BART's: `<s> text </s>`, special tokens at 0 to 4, mask included."""
+    """Build a word-level tokenizer that encodes like BART's: `<s> text </s>`, special tokens at 0 to 4, mask
+    included."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -248,7 +252,8 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def build_model(seed: int = 0) -> "BartForConditionalGeneration":
-    """A BART with random weights, two layers on each side and about half a million parameters, for `build_tokenizer`.
+    """Build a BART with random weights, two layers on each side and about half a million parameters, for
+    `build_tokenizer`.
 
     The weights depend on `seed` only; the global random state is left as it was.
     """

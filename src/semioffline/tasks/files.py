@@ -1,4 +1,4 @@
-"""One's own data: files, a folder, or a dataset on the Hub, with a prompt and a completion in each row."""
+"""Your own data: files, a folder, or a dataset on the Hub, with a prompt and a completion in each row."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,7 @@
-"""One file for each task: how its rows become prompt, completion and references; its reward, metrics and decoding.
+"""Tasks by name, one file for each: how its rows become prompt, completion and references; its reward, metrics and
+decoding.
 
-A module here defines `TASK`; its file name is the task's name. `reading` holds what tasks share.
+A module here defines `TASK`; its file name is the task's name. `reading` has the code that tasks share.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from semioffline.tasks.reading.places import has_split
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a task's data."""
+    """Where the data of a task are."""
 
     data_dir: str | None = None
     """A folder with one file for each split, or the name of a Hugging Face dataset."""
@@ -31,9 +32,9 @@ class Source:
     """Read only this many rows of each split."""
     seed: int = 0
     raw: bool = False
-    """The rows as stored, without renamed columns and template."""
+    """Whether to return the rows as stored, without renamed columns and template."""
     max_row_mb: float = MAX_ROW_MB
-    """The longest row of a file."""
+    """Limit of the length of a row of a file."""
     model: str | None = None
     """Name or folder of the model that will read the prompts; selects the task's prompt form. None: no form."""
 
@@ -56,7 +57,7 @@ class Task:
     """Default reward."""
     metrics: tuple[str, ...] = ("rouge1", "rouge2", "rougeL")
     java_metrics: tuple[str, ...] = ()
-    """Metrics of `evaluate` and `compare` where METEOR and Java are installed."""
+    """Further metrics of `evaluate` and `compare` if METEOR and Java are installed."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Defaults for lengths and decoding, by the names of SemiOfflineConfig."""
     has: Callable[[Source, str], bool] = _has
@@ -74,7 +75,7 @@ def task_names() -> list[str]:
 
 
 def load_task(name: str) -> Task:
-    """The task with this name, for example "samsum"."""
+    """Load the task with this name, for example "samsum"."""
     if name not in task_names():
         raise unknown("task", name, task_names())
     return importlib.import_module(f"{tasks.__name__}.{name}").TASK

@@ -16,13 +16,14 @@ MARK = "<hl>"
 
 
 def highlight(context: str, answer: str, start: int) -> str:
-    """The passage with a mark before and after the answer, which begins at character `start`."""
+    """Put a mark before and after the answer, which begins at character `start` of the passage."""
     before, after = context[:start].strip(), context[start + len(answer) :].strip()
     return " ".join(part for part in (before, MARK, answer.strip(), MARK, after) if part)
 
 
 def unpack(row: DataRow) -> Iterator[DataRow]:
-    """Rows with paragraph_answer and question; it is None where a question has no answer (SQuAD 2.0)."""
+    """Yield rows with paragraph_answer and question. paragraph_answer is None if a question has no answer (SQuAD
+    2.0)."""
     if "paragraph_answer" in row or not {"data", "context"} & row.keys():
         yield row
     elif "data" not in row:
@@ -35,7 +36,8 @@ def unpack(row: DataRow) -> Iterator[DataRow]:
 
 
 def _mark_first(context: str, answers: Any) -> str | None:
-    """answers: [{"text", "answer_start"}, ...], or on the Hub {"text": [...], "answer_start": [...]}."""
+    """Mark the first answer in its passage. answers: [{"text", "answer_start"}, ...], or on the Hub {"text": [...],
+    "answer_start": [...]}."""
     if isinstance(answers, dict):
         answers = [dict(zip(answers, values)) for values in zip(*answers.values())]
     return highlight(context, answers[0]["text"], answers[0]["answer_start"]) if answers else None

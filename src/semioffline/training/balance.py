@@ -1,8 +1,8 @@
-"""Finds the weight of the RL term from the size of its gradient relative to that of the MLE term.
+"""Find the weight of the RL term from the ratio of its gradient norm to that of the MLE term.
 
 The right weight depends on the scale of the reward, on K, on the data and on the loss scale; the ratio of the two
-gradients does not. It is measured in the first steps, where the output map meets the model: there each row's gradient
-comes from its own term, so that one backward tells all of them.
+gradients does not. It is measured in the first steps, at the input of the LM head: there the gradient of each row comes
+from a single term, so one backward pass measures all terms.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from semioffline.algorithm.tensors import StepOutput
 from semioffline.storage.files import read_content, write_atomically
 
 STEPS = 10
-"""In which it is measured."""
+"""Number of steps in which the ratio is measured."""
 FIRST = 1e-6
-"""The weight of the first step, of which nothing is known yet: it only measures."""
+"""The weight in the first step, which only measures."""
 FILE = "balance.json"
 TERMS = ("rl", "ranking")
-"""The terms with a weight, in addition to the MLE term: the RL term, and BRIO's."""
+"""Terms whose weight is found: the RL term and BRIO's ranking term."""
 
 
 @dataclass
@@ -37,19 +37,19 @@ class _Measured:
     own: float = 0.0
 
     def add(self, mle: float, own: float) -> None:
-        """The norms of one more step."""
+        """Add the norms of one more step."""
         self.steps, self.mle, self.own = self.steps + 1, self.mle + mle, self.own + own
 
 
 class Balance:
-    """Finds the weights at which the norm of each term's gradient is `ratio` times that of the MLE term's."""
+    """Finds the weight at which the gradient norm of each term is `ratio` times that of the MLE term."""
 
     def __init__(self, ratio: float):
         self.ratio = ratio
         self.measured: dict[str, _Measured] = {}
-        """For each term that there is."""
+        """term -> its measurements"""
         self._squares: Any = 0.0
-        """Of the micro-batches of this step."""
+        """Sums of squared norms over the micro-batches of this step."""
 
     @property
     def measures(self) -> bool:
@@ -60,7 +60,7 @@ class Balance:
         return self.ratio * term.mle / term.own if term is not None and term.own else FIRST
 
     def weigh(self, output: StepOutput) -> StepOutput:
-        """The terms with their weights, which are also logged as metrics."""
+        """Set the weights of the terms. They are also logged as metrics."""
         for term in output.terms:
             if term.name in TERMS:
                 self.measured.setdefault(term.name, _Measured())
@@ -75,12 +75,13 @@ class Balance:
         self._squares = self._squares + torch.stack([watched.get(name, nothing) for name in ("mle", *TERMS)])
 
     def end_step(self, add_up: Callable[[Tensor], Tensor]) -> None:
-        """add_up: over all processes."""
+        """End the measurement of a step. add_up: sums over all processes."""
         squares, self._squares = add_up(self._squares), 0.0
         self.add(squares)
 
     def add(self, squares: Tensor) -> None:
-        """squares: of the norms that a whole step had, the MLE term and TERMS, the latter with their weights."""
+        """Add the measurement of one step. squares: squared gradient norms of the MLE term and of TERMS, the latter
+        with their weights."""
         mle, *norms = squares.sqrt().tolist()
         for name, norm in zip(TERMS, norms, strict=True):
             term = self.measured.get(name)

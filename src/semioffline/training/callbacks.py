@@ -1,4 +1,4 @@
-"""The callbacks of a run in their order: first the log, then those that show it."""
+"""Put the callbacks of a run in order: first the log, then those that show it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from semioffline.training.trackers import CompletionTables
 
 
 def find_console(given: Sequence[TrainerCallback] | None) -> Console:
-    """The console that the user has created, or a new one."""
+    """Return the console that the user has created, or a new one."""
     if not isinstance(given, (list, tuple, type(None))) or not all(map(_is_callback, given or ())):
         raise UserError(f"callbacks={short(repr(given))} must be a list of transformers.TrainerCallback")
     return next((found for found in given or () if isinstance(found, Console)), Console())
 
 
 def _is_callback(given: object) -> bool:
-    """Transformers also takes classes, and makes the objects itself."""
+    """Return whether this is a callback, or a class of callbacks, which Transformers instantiates itself."""
     return isinstance(given, TrainerCallback) or (isinstance(given, type) and issubclass(given, TrainerCallback))
 
 
@@ -35,7 +35,7 @@ def arrange(
     epochs: Epochs,
     console: Console,
 ) -> list[TrainerCallback]:
-    """given: the user's callbacks, which come before ours."""
+    """Return all callbacks in their order. given: the user's callbacks, which come before ours."""
     patience = args.early_stopping_patience
     stopping: list[TrainerCallback] = [] if patience is None else [EarlyStoppingCallback(patience)]
     theirs = [found for found in given or () if found is not console]

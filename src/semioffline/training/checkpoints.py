@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there: a run can be killed at any time."""
+"""Write checkpoints that are complete or absent, because a run can be killed at any time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 class SafeCheckpoints(Trainer):
-    """Writes checkpoints aside and renames them; continues from the last one, with the counts until then."""
+    """Writes each checkpoint under another name and renames it when it is complete. Resumes from the last complete one,
+    and restores the counts of the log."""
 
     policy: Any
     step_metrics: dict[str, list[float | Tensor]]
@@ -44,10 +45,11 @@ class SafeCheckpoints(Trainer):
     rollouts: Rollouts | None = None
     _resumed: str | None = None
     at_start: Mapping[str, float] = {}
-    """Measured before the first step, for the first line of the log."""
+    """Measurements before the first step, for the first line of the log."""
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
+        """Train. `resume_from_checkpoint=True` continues from the last complete checkpoint, or starts if there is
+        none."""
         if self.train_dataset is None:
             raise UserError("train_dataset must be given: rows with a prompt and a completion")
         if not isinstance(resume_from_checkpoint, (str, Path, bool, type(None))):
@@ -75,7 +77,7 @@ class SafeCheckpoints(Trainer):
         return done._replace(training_loss=done.metrics["train_loss"])
 
     def measure_start(self) -> Mapping[str, float]:
-        """The measurements at the start of a run that does not resume."""
+        """Return measurements at the start of a run that does not resume."""
         return {}
 
     def _check_weights(self) -> None:
@@ -172,7 +174,7 @@ class SafeCheckpoints(Trainer):
 
 
 class Progress(TrainerCallback):
-    """Restores the counts after the training loop has reset them."""
+    """A callback that restores the counts after the training loop has reset them."""
 
     def __init__(self, trainer: SafeCheckpoints) -> None:
         self.trainer = trainer
@@ -184,8 +186,8 @@ class Progress(TrainerCallback):
 
 
 class SaveByTime(TrainerCallback):
-    """Writes a checkpoint when `save_minutes` have passed since the last one. With several processes it does not: their
-    clocks would not agree."""
+    """A callback that writes a checkpoint when `save_minutes` have passed since the last one. It does nothing with
+    several processes, because their clocks would not agree."""
 
     def __init__(self) -> None:
         self.saved = 0.0
@@ -205,7 +207,7 @@ class SaveByTime(TrainerCallback):
 
 
 def last_complete(folder: Path, needed: tuple[str, ...] = NEEDED) -> str | None:
-    """The last checkpoint in a run folder whose files are as they were written; None: there is no checkpoint."""
+    """Return the last undamaged checkpoint in a run folder; None if there is no checkpoint."""
     steps = {
         path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*") if path.is_dir()
     }

@@ -1,5 +1,5 @@
-"""The output of a run: a header, one live line, one line per evaluation, and advice. Without a terminal, one plain line
-per log."""
+"""Show a run: a header, one live line, one line per evaluation, and advice. Without a terminal, one plain line per
+log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Logs = Mapping[str, float]
 HEADING = ("method", "model", "data", "reward")
 """The lines of the header."""
 _HIDDEN = ("runtime", "identical", "identical_references", "length_references", "frac_reward_none")
-"""Evaluation metrics that are for advice and reports."""
+"""Evaluation metrics that are not shown: they are for advice and reports."""
 
 
 class Advice(TrainerCallback):
-    """Reports signs of trouble in the log, each once in a run: see `diagnostics`."""
+    """A callback that reports signs of trouble in the log, each once in a run: see `diagnostics`."""
 
     def __init__(self) -> None:
         self.diagnostics = Diagnostics()
@@ -60,15 +60,11 @@ class Advice(TrainerCallback):
 
 
 class Console(TrainerCallback):
-    """Shows a run while it trains. The trainer adds one, unless `verbose` keeps Transformers' own."""
+    """A callback that shows a run while it trains. The trainer adds one, unless `verbose` keeps Transformers' own."""
 
     def __init__(self, task: str = "", heading: Collection[str] = HEADING, brief: str = "") -> None:
-        """
-        Args:
-            task: What the data is called in the header.
-            heading: The lines of the header.
-            brief: Show nothing but this and the step, in the live line: for steps that are made to measure their speed.
-        """
+        """Args: task: The name of the data in the header. heading: The lines of the header. brief: Show nothing but
+        this and the step, in the live line: for steps that are made to measure their speed."""
         self.task, self.heading, self.brief = task, heading, brief
         self.trainer: SemiOfflineTrainer | None = None
         self.open = ExitStack()
@@ -78,11 +74,11 @@ class Console(TrainerCallback):
         self.last: dict[str, float] = {}
         """What the live line shows of the last logs."""
         self.columns: list[str] = []
-        """Of the evaluations, once their heading is printed."""
+        """The columns of the evaluations, once their heading is printed."""
         self.best: float | None = None
 
     def follow(self, trainer: SemiOfflineTrainer) -> None:
-        """Replace Transformers' progress bars and log lines; a notebook keeps its table."""
+        """Replace Transformers' progress bars and log lines. A notebook keeps its table."""
         self.trainer = trainer
         for theirs in (ProgressCallback, PrinterCallback):
             trainer.remove_callback(theirs)
@@ -175,7 +171,7 @@ class Console(TrainerCallback):
         say(f"step {state.global_step}/{state.max_steps}  {before}{'  '.join(parts)}")
 
     def _say_row(self, step: int, found: Logs) -> None:
-        """One line of the table of evaluations, as wide as the terminal."""
+        """Print one line of the table of evaluations, as wide as the terminal."""
         first = next(iter(found), "")
         is_best = bool(first) and (self.best is None or found[first] > self.best)
         self.best = found[first] if is_best else self.best
@@ -192,21 +188,21 @@ def _cells(step: str, cells: Sequence[str], columns: Sequence[str]) -> str:
 
 
 def _after_reward(last: Mapping[str, float], name: str, value: float) -> dict[str, float]:
-    """The figures with the validation reward after the reward of the samples and before the losses."""
+    """Insert the validation reward after the reward of the samples and before the losses."""
     first = {k: v for k, v in last.items() if k == "reward"}
     return first | {name: value} | {k: v for k, v in last.items() if k not in first}
 
 
 def training_figures(logs: Logs) -> dict[str, float]:
-    """The figures of a training line: the reward of the samples and the terms of the loss."""
+    """Return the numbers of a training line: the reward of the samples and the terms of the loss."""
     terms = {name.removeprefix("loss/"): value for name, value in logs.items() if name.startswith("loss/")}
     reward = {"reward": logs["reward"]} if "reward" in logs else {}
     return reward | ({f"loss {name}": value for name, value in terms.items()} or {"loss": logs["loss"]})
 
 
 def evaluation_figures(logs: Logs, rewards: Sequence[str] = ()) -> dict[str, float]:
-    """The figures of an evaluation: the reward and its parts, the metrics, then text statistics. A reward that is the
-    only one is not repeated as a metric."""
+    """Return the numbers of an evaluation: the reward and its parts, the metrics, then text statistics. If there is
+    only one reward function, it is not repeated as a metric."""
     found = {name.removeprefix("eval_"): value for name, value in logs.items() if name.startswith("eval_")}
     found = {name: value for name, value in found.items() if name not in _HIDDEN and not name.endswith("_stderr")}
     own = rewards[0] if len(rewards) == 1 and found.get(rewards[0]) == found.get("reward") else None
@@ -216,7 +212,7 @@ def evaluation_figures(logs: Logs, rewards: Sequence[str] = ()) -> dict[str, flo
 
 
 def header(trainer: SemiOfflineTrainer, task: str = "") -> list[tuple[str, str]]:
-    """The lines of the header: method, model, data and reward."""
+    """Return the lines of the header: method, model, data and reward."""
     args, policy, state = trainer.args, trainer.policy, trainer.state
     every = [(name, parameter) for name, parameter in policy.model.named_parameters()]
     number = sum(parameter.numel() for _, parameter in every)

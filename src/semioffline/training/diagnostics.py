@@ -1,8 +1,8 @@
-"""Signs of trouble in the log of a run, each with figures and what to try. The console reports them during training,
-the report afterwards: both read the lines of metrics.jsonl.
+"""Find signs of trouble in the log of a run, and say what to try. The console reports them during training, the report
+afterwards: both read the lines of metrics.jsonl.
 
-The thresholds are for advice, not for proof: each is set where a user would want to look, and far from what healthy
-runs show. No rule needs more than the log, so every run folder can be read again.
+The thresholds are for advice, not for proof: each is set where a user would want to look, and far from the values of
+healthy runs. The rules need only the log, so every run folder can be read again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semioffline.evaluation.scale import is_percent
 Line = Mapping[str, float]
 """One line of metrics.jsonl."""
 RECENT = 3
-"""Training lines that a rule looks at: one line may be an exception, and three come early."""
+"""Number of training lines that a rule reads: one line may be an exception, and three come early."""
 PER_TEXT = ("eval_length", "eval_repetition", "eval_distinct")
 OUTPUTS = ("eval_identical", "eval_identical_references", "eval_length_references", "eval_frac_reward_none")
 NO_METRIC = {"eval_reward", "eval_runtime", *PER_TEXT, *OUTPUTS}
@@ -29,18 +29,18 @@ class Finding:
     """One sign of trouble."""
 
     name: str
-    """The rule that found it; each is reported once in a run."""
+    """Name of the rule. Each rule is reported once in a run."""
     text: str
-    """One sentence with figures."""
+    """One sentence with numbers."""
     advice: str
-    """What to try, with the flag."""
+    """What to try, with the flags."""
     step: int | None
-    """When it was first seen."""
+    """The step in which it was first seen."""
 
 
 @dataclass
 class Diagnostics:
-    """Reads a log line by line. `add` returns what is new."""
+    """Reads a log line by line. `add` returns the new findings."""
 
     train: list[Line] = field(default_factory=list)
     """Lines of training steps."""
@@ -49,7 +49,7 @@ class Diagnostics:
     found: dict[str, Finding] = field(default_factory=dict)
 
     def add(self, line: Line) -> list[Finding]:
-        """The problems that this line shows first."""
+        """Return the problems that this line is the first to show."""
         kind = "loss" if "loss" in line else "eval" if any(name.startswith("eval_") for name in line) else ""
         if not kind:
             return []
@@ -69,12 +69,12 @@ class Diagnostics:
         return bool(self.train) and "reward" in self.train[-1]
 
     def recent(self, name: str) -> list[float]:
-        """The last RECENT values in training lines; none if there are fewer."""
+        """Return the last RECENT values in training lines; none if there are fewer."""
         values = [line[name] for line in self.train[-RECENT:] if _is_number(line.get(name))]
         return values if len(values) == RECENT else []
 
     def drift(self, name: str) -> tuple[float, float] | None:
-        """A metric of the first and of the last evaluation."""
+        """Return a metric in the first and in the last evaluation; None if it is unknown."""
         values = [line.get(name) for line in (self.evals[0], self.evals[-1])]
         if not self.uses_reward or len(self.evals) < 2 or not all(map(_is_number, values)):
             return None
@@ -82,7 +82,8 @@ class Diagnostics:
 
 
 def find_problems(log: Sequence[Line]) -> list[Finding]:
-    """The problems that the lines of metrics.jsonl show, in the order in which they were first seen, each once."""
+    """Return the problems that the lines of metrics.jsonl show, each once, in the order in which they were first
+    seen."""
     diagnostics = Diagnostics()
     return [finding for line in log for finding in diagnostics.add(line)]
 
@@ -95,8 +96,9 @@ Told = tuple[str, str] | None
 
 
 def rl_gradient(log: Diagnostics, most: float = 10.0) -> Told:
-    """The RL gradient outweighs the MLE gradient. Ratios up to about 10 have raised validation rewards (SAMSum); beyond
-    it the text was lost on every task we tried. A run with --rl_ratio has chosen its ratio."""
+    """Report an RL gradient that is much larger than the MLE gradient. Ratios up to about 10 have raised validation
+    rewards (SAMSum). With larger ones the text was lost on every task we tried. A run with --rl_ratio has chosen its
+    ratio."""
     if "rl_weight" in log.train[-1]:
         return None
     ratios = [line["grad/rl"] / line["grad/mle"] for line in log.train[-RECENT:] if line.get("grad/mle", 0) > 0 and
@@ -110,7 +112,7 @@ def rl_gradient(log: Diagnostics, most: float = 10.0) -> Told:
 
 
 def equal_rewards(log: Diagnostics, most: float = 0.5) -> Told:
-    """Inputs whose samples have equal rewards add nothing to the RL gradient; here they are the majority. Methods with
+    """Report that most inputs add nothing to the RL gradient, because their samples have equal rewards. Methods with
     one sample per input are left out (self_critic, actor_critic)."""
     shares, last = log.recent("frac_reward_zero_std"), log.train[-1]
     if "reward_greedy" in last or "loss/critic" in last or not shares or fmean(shares) <= most:
@@ -125,7 +127,7 @@ def equal_rewards(log: Diagnostics, most: float = 0.5) -> Told:
 
 
 def reward_constant(log: Diagnostics) -> Told:
-    """Every sample of every input, in RECENT lines, has one and the same reward."""
+    """Report that all samples of all inputs, in RECENT lines, have the same reward."""
     value = _constant_reward(log)
     if value is None:
         return None
@@ -143,7 +145,8 @@ def _constant_reward(log: Diagnostics) -> float | None:
 
 
 def reward_left_out(log: Diagnostics, most: float = 0.1) -> Told:
-    """Samples without a reward are drawn and thrown away. A tenth is more than a function that skips a few texts."""
+    """Report samples without a reward, which are drawn in vain. The threshold of a tenth is more than a function that
+    skips a few texts reaches."""
     shares = log.recent("frac_reward_none")
     if not shares or fmean(shares) <= most:
         return None
@@ -155,8 +158,8 @@ def reward_left_out(log: Diagnostics, most: float = 0.1) -> Told:
 
 
 def truncated(log: Diagnostics, prompts: float = 0.1, completions: float = 0.02) -> Told:
-    """Cut prompts hide part of the input from the model: a tail of long ones is normal, a tenth is not. Cut completions
-    teach the model to stop in the middle: 2 % are enough to look."""
+    """Report truncated texts. Truncated prompts hide part of the input: a few long ones are normal, a tenth is not.
+    Truncated completions teach the model to stop in the middle: 2 % are enough to report."""
     shares = {name: log.train[0].get(f"truncated/{name}", 0.0) for name in ("prompts", "completions", "candidates")}
     cut = [f"{share:.0%} of the {name}" for name, share in shares.items()
            if share > (prompts if name == "prompts" else completions)]  # fmt: skip
@@ -168,15 +171,15 @@ def truncated(log: Diagnostics, prompts: float = 0.1, completions: float = 0.02)
 
 
 def mask_token(log: Diagnostics, most: float = 0.65) -> Told:
-    """Mask tokens cost the predictions nearly as much as wrong words: the model takes them for words. Measured as in
-    `mask_token.check_mask_token`, with its threshold, before the first step."""
+    """Report a model that does not know its mask token: masks raise its loss nearly as much as random words. This is
+    measured by `mask_token.check_mask_token` before the first step, with the same threshold."""
     first = log.train[0]
     plain, masked, wrong = (first.get(f"mask_token/{name}", math.nan) for name in ("plain", "masked", "wrong"))
     if not all(map(_is_number, (plain, masked, wrong))) or (wrong > plain and masked - plain <= most * (wrong - plain)):
         return None
     text = (
-        f"the model does not know its mask token: its loss per token is {plain:.2f}, {masked:.2f} with 40 % of the "
-        f"tokens before it masked, and {wrong:.2f} with wrong words in their place"
+        f"the model does not know its mask token: its loss per token is {plain:.2f} without masks, {masked:.2f} with "
+        f"40 % masks, and {wrong:.2f} with random words instead of the masks"
     )
     return text, "fine-tune it with masks first (semioffline train mft), and start from the result"
 
@@ -185,7 +188,7 @@ def mask_token(log: Diagnostics, most: float = 0.65) -> Told:
 
 
 def reward_missing(log: Diagnostics, most: float = 0.1) -> Told:
-    """The validation reward is not a number, or covers only a part of the inputs."""
+    """Report a validation reward that is not a number, or that covers only a part of the inputs."""
     last = log.evals[-1]
     if "eval_reward" in last and not _is_number(last["eval_reward"]):
         return "the validation reward is not a number: no output got a reward", (
@@ -200,7 +203,8 @@ def reward_missing(log: Diagnostics, most: float = 0.1) -> Told:
 
 
 def validation_falls(log: Diagnostics) -> Told:
-    """Two evaluations in a row are below the best one by more than chance while the reward of the samples rose."""
+    """Report that the validation reward falls while the reward of the samples rises: two evaluations in a row are below
+    the best one by more than chance."""
     lines = [line for line in log.evals if _is_number(line.get("eval_reward"))]
     if len(lines) < 3 or not log.uses_reward:
         return None
@@ -223,7 +227,8 @@ def validation_falls(log: Diagnostics) -> Told:
 
 
 def metric_falls(log: Diagnostics, least: float = 0.05) -> Told:
-    """A metric that is not rewarded is below its first value by more than chance and by 5 % while the reward rose."""
+    """Report a metric that falls while the reward rises: it is not rewarded, and below its first value by more than
+    chance and by 5 %."""
     rewards = log.drift("eval_reward")
     if rewards is None or not rewards[1] > rewards[0]:
         return None
@@ -244,8 +249,8 @@ def metric_falls(log: Diagnostics, least: float = 0.05) -> Told:
 
 
 def length_drift(log: Diagnostics, most: float = 0.3) -> Told:
-    """Outputs have become longer or shorter by 30 %, and farther from the references than they were. A few per cent are
-    usual (the demo's outputs become 5 % shorter)."""
+    """Report outputs that are longer or shorter than at first by 30 %, and farther from the references. A few per cent
+    are usual (the demo's outputs become 5 % shorter)."""
     lengths = log.drift("eval_length")
     if lengths is None:
         return None
@@ -258,7 +263,7 @@ def length_drift(log: Diagnostics, most: float = 0.3) -> Told:
 
 
 def repetition(log: Diagnostics, most: float = 0.05) -> Told:
-    """The share of repeated word pairs rose by one in twenty, which readers notice."""
+    """Report that the share of repeated word pairs has risen by one in twenty, which readers notice."""
     shares = log.drift("eval_repetition")
     if shares is None or not shares[1] - shares[0] > most:
         return None
@@ -267,7 +272,7 @@ def repetition(log: Diagnostics, most: float = 0.05) -> Told:
 
 
 def distinct(log: Diagnostics, most: float = 0.1) -> Told:
-    """The share of different words in a text fell by a tenth: in 20 words, two more are repeats."""
+    """Report that the share of different words in a text has fallen by a tenth: two more repeated words in twenty."""
     shares = log.drift("eval_distinct")
     if shares is None or not shares[1] < (1 - most) * shares[0]:
         return None
@@ -276,8 +281,8 @@ def distinct(log: Diagnostics, most: float = 0.1) -> Told:
 
 
 def identical(log: Diagnostics, most: float = 0.2) -> Told:
-    """A fifth more of the outputs than of the references are shared by different inputs. Data whose references are
-    alike (labels, short answers) is no reason."""
+    """Report outputs that are written for several inputs: a fifth more of the outputs than of the references. Data
+    whose references are alike (labels, short answers) is not reported."""
     last = log.evals[-1]
     share, usual = last.get("eval_identical", 0.0), last.get("eval_identical_references", 0.0)
     if not log.uses_reward or share - usual <= most:
@@ -287,8 +292,8 @@ def identical(log: Diagnostics, most: float = 0.2) -> Told:
 
 
 def _is_below(line: Line, other: Line, name: str) -> bool:
-    """Whether a value is lower by two standard errors of a difference, if they are logged (a cautious test, because the
-    inputs are the same); else by 5 %."""
+    """Return whether a value is lower by two standard errors of a difference, if they are logged (a cautious test,
+    because the inputs are the same); else by 5 %."""
     errors = [each.get(f"{name}_stderr") for each in (line, other)]
     margin = 0.05 * abs(other[name])
     if all(_is_number(error) for error in errors):

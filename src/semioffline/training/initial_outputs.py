@@ -1,4 +1,4 @@
-"""What the initial checkpoint writes, kept to compare the trained model with."""
+"""Store the outputs of the initial checkpoint, to compare the trained model with."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from semioffline.training.trainer import SemiOfflineTrainer
 
 BEFORE = "before.jsonl"
-"""Like predictions.jsonl, before the first step."""
+"""The file of these outputs, in the form of predictions.jsonl."""
 MOST_BEFORE = 200
-"""Inputs that are decoded with the initial checkpoint."""
+"""Maximum number of inputs that are decoded with the initial checkpoint."""
 
 
 def measure_start(trainer: SemiOfflineTrainer) -> dict[str, float]:
-    """For the first line of the log: whether the model knows its mask token, where the method needs it. Not with CUDA
-    graphs, whose shapes these passes do not have."""
+    """Return measurements for the first line of the log: whether the model knows its mask token, if the method needs
+    it. With CUDA graphs nothing is measured, because these passes have other shapes."""
     if not trainer.method.masks_target or not _has_weights(trainer) or trainer.args.cuda_graphs:
         return {}
     found = check_mask_token(trainer.policy, trainer.train_dataset)
@@ -29,8 +29,8 @@ def measure_start(trainer: SemiOfflineTrainer) -> dict[str, float]:
 
 
 def write_initial_outputs(trainer: SemiOfflineTrainer, folder: Path) -> None:
-    """before.jsonl: outputs and metrics for the first validation inputs. Call it before `train`; a resumed run keeps
-    what was written at its start."""
+    """Write before.jsonl: outputs and metrics for the first validation inputs. Call it before `train`. A resumed run
+    keeps the file of its start."""
     examples = trainer.eval_dataset
     if not isinstance(examples, Examples) or not _has_weights(trainer) or (folder / BEFORE).exists():
         return
@@ -42,5 +42,5 @@ def write_initial_outputs(trainer: SemiOfflineTrainer, folder: Path) -> None:
 
 
 def _has_weights(trainer: SemiOfflineTrainer) -> bool:
-    """Whether the model can run before training begins: FSDP and DeepSpeed place its weights then."""
+    """Return whether the model can run before training begins: FSDP and DeepSpeed place its weights then."""
     return not trainer.is_fsdp_enabled and not trainer.is_deepspeed_enabled

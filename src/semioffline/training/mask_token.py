@@ -1,4 +1,4 @@
-"""Tests whether a model knows its mask token, by its predictions."""
+"""Test whether a model knows its mask token, by its predictions."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from semioffline.storage.records import Record
 
 INPUTS, BATCH_SIZE, RATE = 32, 16, 0.4
 MOST_COST = 0.65
-"""A model that knows its mask token loses at most this share of what it loses to wrong words. Measured: flan-t5-small
-1.0 before any training, 0.8 after fine-tuning without masks, 0.5 after 60 steps of M-FT; the demo's model 0.1."""
+"""Masks may raise the loss of a model that knows its mask token by at most this share of what random words add.
+Measured: flan-t5-small 1.0 before any training, 0.8 after fine-tuning without masks, 0.5 after 60 steps of M-FT; the
+demo's model 0.1."""
 
 
 @dataclass(frozen=True)
 class MaskCheck(Record):
-    """Mean negative log-likelihood of a target token, with other tokens of the target before it changed."""
+    """Mean negative log-likelihood of a target token, if earlier tokens of the target are changed."""
 
     plain: float
-    """Nothing changed."""
+    """Loss with nothing changed."""
     masked: float
-    """40 % of the tokens replaced by the mask token."""
+    """Loss with 40 % of the tokens replaced by the mask token."""
     wrong: float
-    """The same tokens replaced by others, drawn from the targets."""
+    """Loss with the same tokens replaced by random words, drawn from the targets."""
 
     @property
     def cost(self) -> float:
-        """The loss that mask tokens add, as a share of the loss that wrong words add."""
+        """The loss that masks add, divided by the loss that random words add."""
         return (self.masked - self.plain) / max(self.wrong - self.plain, 1e-6)
 
     @property
@@ -41,15 +42,12 @@ class MaskCheck(Record):
         return self.wrong > self.plain and self.cost <= MOST_COST
 
     def __str__(self) -> str:
-        return (
-            f"loss per token {self.plain:.2f}; {self.masked:.2f} with 40 % of the tokens before it masked, "
-            f"{self.wrong:.2f} with wrong words in their place"
-        )
+        return f"loss per token: no mask {self.plain:.2f}, masks {self.masked:.2f}, random words {self.wrong:.2f}"
 
 
 @torch.no_grad()
 def check_mask_token(policy: Policy, examples: Examples) -> MaskCheck:
-    """Predict the targets of some examples, with their inputs whole, masked and wrong."""
+    """Predict the targets of some examples, with their inputs unchanged, masked and with random words."""
     was_training = policy.training
     policy.eval()
     collate, sums, tokens = Collator(policy.tokens.pad_id), torch.zeros(3, dtype=torch.float64), 0
@@ -69,7 +67,7 @@ def check_mask_token(policy: Policy, examples: Examples) -> MaskCheck:
 
 
 def _inputs(policy: Policy, batch: Batch) -> list[torch.Tensor]:
-    """The targets whole, masked, and with other tokens where they are masked."""
+    """Return the targets unchanged, masked, and with other tokens at the masked positions."""
     target, randomness = batch.target, Randomness(0, 0)
     uniforms = mask_uniforms(target, batch.index, randomness, "mask check")
     masked = hide(target, RATE, policy.tokens.mask_id, uniforms).ids

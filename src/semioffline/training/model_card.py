@@ -1,4 +1,4 @@
-"""README.md of a saved model: its base model, data, reward and settings, and its validation scores."""
+"""Write the README.md of a saved model: its base model, data, reward and settings, and its validation scores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_card(folder: Path, trainer: SemiOfflineTrainer) -> None:
 
 
 def model_card(trainer: SemiOfflineTrainer) -> str:
-    """In Markdown, with the metadata that the hub reads."""
+    """Return the model card in Markdown, with the metadata that the Hub reads."""
     args, policy = trainer.args, trainer.policy
     base, adapted = str(policy.base.config._name_or_path), is_peft(policy.model)
     is_local = not base or Path(base).exists() or base.startswith((".", "/"))
@@ -70,7 +70,7 @@ def model_card(trainer: SemiOfflineTrainer) -> str:
 
 
 def _name_of(model: Path) -> str:
-    """Without the path of this machine; `mft/model` for the model of a run folder."""
+    """Return the name of a model without the path of this machine; `mft/model` for the model of a run folder."""
     return f"{model.parent.name}/{model.name}" if model.name == "model" and model.parent.name else model.name
 
 
@@ -80,7 +80,7 @@ def _table(facts: dict[str, str]) -> str:
 
 
 def _results(trainer: SemiOfflineTrainer) -> str:
-    """The results of the last evaluation, or of the evaluation that chose the best checkpoint."""
+    """Return the results of the last evaluation, or of the evaluation that chose the best checkpoint."""
     evals = [line for line in trainer.state.log_history if any(name.startswith("eval_") for name in line)]
     chosen = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     same = [line for line in evals if line.get("step") == chosen] or evals
@@ -94,7 +94,8 @@ def _results(trainer: SemiOfflineTrainer) -> str:
 
 
 def _use(trainer: SemiOfflineTrainer, adapted: bool) -> str:
-    """The prompt in the form that the model was trained on; a decoder-only model's text without the prompt."""
+    """Return example code that uses the model: the prompt in the form of the training data, and for a decoder-only
+    model the text without the prompt."""
     rows, is_encoder_decoder = trainer.train_dataset, trainer.policy.is_encoder_decoder
     is_chat = isinstance(rows, Examples) and "messages" in rows.examples[0].columns
     auto = f"Auto{'Peft' * adapted}ModelFor{'Seq2SeqLM' if is_encoder_decoder else 'CausalLM'}"

@@ -1,4 +1,4 @@
-"""Rollouts of the batches that are trained on several times in a row."""
+"""Store the rollouts of batches that are trained on several times in a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = "rollouts-{rank}.safetensors"
 
 
 class Rollouts:
-    """Gives each micro-batch its rollout: a new one when it comes up, then the stored one while it is repeated."""
+    """Adds to each micro-batch its rollout: a new one in its first step, and the stored one while it is repeated."""
 
     def __init__(self, repeats: int):
         self.repeats = repeats
@@ -25,7 +25,7 @@ class Rollouts:
         """Row numbers of a micro-batch -> its rollout."""
 
     def attach(self, batch: Batch, step: int, roll_out: Callable[[Batch], Rollout]) -> Batch:
-        """The batch with its rollout."""
+        """Return the batch with its rollout."""
         if step != self._step and step % self.repeats == 0:
             self._stored = {}
         self._step = step

@@ -1,4 +1,4 @@
-"""The files that every run writes to its folder, from Python and from the command line: settings, versions, results."""
+"""Write the files of every run folder, from Python and from the command line: settings, versions, results."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "p
 
 @dataclass(frozen=True)
 class TrainResult(Record):
-    """result.json of a run that trains."""
+    """The result.json of a run that trains."""
 
     method: str
     steps: int
     seconds: float
-    """Of training, also before a resume."""
+    """Seconds of training, including those before a resume."""
     cost_per_input: dict[str, float]
     truncation: str
     metrics: dict[str, MetricResult] | None = None
-    """On the validation split; None: there is none."""
+    """Metrics on the validation split; None if there is none."""
     differences: dict[str, Difference] | None = None
-    """How much better than the initial checkpoint's outputs (before.jsonl), over the same inputs; None: there are
+    """Differences from the outputs of the initial checkpoint (before.jsonl), over the same inputs; None if there are
     none."""
 
     def to_json(self) -> dict[str, object]:
@@ -59,8 +59,8 @@ class TrainResult(Record):
 
 
 def versions(system: bool = True) -> Versions:
-    """Versions of this library and its dependencies, and the machine; without the operating system in files for
-    others."""
+    """Return the versions of this library and its dependencies, and the machine. The operating system is left out in
+    files for others."""
     import torch
 
     found: dict[str, str | None] = {}
@@ -76,8 +76,8 @@ def versions(system: bool = True) -> Versions:
 
 
 def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = False, lock: bool = True) -> Path:
-    """A new folder, or with `resume` one that may hold an earlier part of this run. can_resume: the command could.
-    lock: refuse it to all other processes until the command ends."""
+    """Open a new folder, or with `resume` one that may hold an earlier part of this run. can_resume: whether the
+    command has --resume. lock: whether to refuse it to all other processes until the command ends."""
     path = Path(folder)
     if not str(folder).strip():
         raise UserError("--output_dir must not be empty: name a folder")
@@ -94,7 +94,7 @@ def open_folder(folder: str | Path, resume: bool = False, can_resume: bool = Fal
 
 
 def process_rank() -> int:
-    """The rank of this process, as torchrun sets it."""
+    """Return the rank of this process, as set by torchrun."""
     given = os.environ.get("RANK", "0")
     if not given.isdigit():
         raise UserError(f"the environment variable RANK={show(given)} must be a whole number: torchrun sets it")
@@ -108,7 +108,7 @@ def write_settings(folder: Path, *options: DataclassInstance) -> None:
 
 
 def settings_of(*options: DataclassInstance) -> dict[str, object]:
-    """The settings as config.yaml stores them."""
+    """Return the settings in the form that config.yaml stores."""
     settings: dict[str, object] = {}
     for option in options:
         values = option.to_dict() if isinstance(option, MethodConfig) else dataclasses.asdict(option)
@@ -121,25 +121,26 @@ def write_result(folder: Path, result: Mapping[str, object]) -> None:
 
 
 class RunFolder:
-    """The files that a trainer writes to its run folder, unless write_result is off."""
+    """Writes the files of a trainer's run folder, unless write_result is off."""
 
     def __init__(self, trainer: SemiOfflineTrainer) -> None:
         self.trainer = trainer
         self.result: TrainResult | None = None
-        """What result.json holds, after training."""
+        """The content of result.json, after training."""
         self.changes: dict[str, Change] = {}
         """metric -> before and after training, over the inputs of before.jsonl"""
         self.compared = 0
-        """Their number."""
+        """Number of these inputs."""
         self._described: tuple[DataclassInstance, ...] = ()
         self._started = 0.0
 
     def describe(self, *options: DataclassInstance) -> None:
-        """What else config.yaml holds: where data and model come from, for one."""
+        """Add further entries to config.yaml, such as where data and model come from."""
         self._described = options
 
     def begin(self) -> None:
-        """Before training: settings and versions, and what the initial checkpoint writes for the validation split."""
+        """Write settings and versions, and the outputs of the initial checkpoint for the validation split. Called
+        before training."""
         args = self.trainer.args
         if args.write_result:
             folder = Path(str(args.output_dir))
@@ -150,8 +151,8 @@ class RunFolder:
         self._started = time.perf_counter()
 
     def finish(self) -> None:
-        """After training: predictions.jsonl of the validation split, if there is one, and result.json. The seconds of
-        a run that was complete before stay."""
+        """Write predictions.jsonl of the validation split, if there is one, and result.json. Called after training. If
+        the run was complete before, its seconds stay."""
         trainer, folder = self.trainer, Path(str(self.trainer.args.output_dir))
         if not trainer.args.write_result:
             return

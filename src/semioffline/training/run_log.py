@@ -1,4 +1,4 @@
-"""The logs of training in the run folder: metrics.jsonl and sampled completions."""
+"""Write the logs of training: metrics.jsonl and sampled completions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ LOG = "metrics.jsonl"
 
 
 class RunLog(TrainerCallback):
-    """Writes metrics.jsonl: one line for every log, and none twice after a resume. Also the seconds of a step."""
+    """A callback that writes metrics.jsonl: one line for every log, and none twice after a resume. It also measures the
+    seconds of a step."""
 
     def __init__(self) -> None:
         self.started = 0.0
         self.total = 0.0
         self.before = 0.0
-        """Seconds of the steps that were made before a resume."""
+        """Seconds of the steps before a resume."""
         self.seconds: list[float] = []
         self.found_all = self.finished = False
-        """Whether this call of `train` found all steps done and logged; while it runs, it logs nothing more."""
+        """Whether this call of `train` found all steps done and logged. It then logs nothing more."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -78,13 +79,13 @@ class RunLog(TrainerCallback):
 
 
 def _is_before(line: dict[str, Any], step: int, ended: bool) -> bool:
-    """Whether a line of metrics.jsonl is kept when training continues after this step. A summary stays where it
+    """Return whether a line of metrics.jsonl is kept when training continues after this step. A summary stays where it
     ended."""
     return 0 < step >= line.get("step", math.inf) and (ended or "train_loss" not in line)
 
 
 def as_numbers(values: list[float | Tensor]) -> list[float]:
-    """Metrics of several steps as plain numbers. Those on a device are copied together."""
+    """Return metrics of several steps as plain numbers. Those on a device are copied together."""
     on_device = [value for value in values if isinstance(value, Tensor)]
     if not on_device:
         return values  # type: ignore[return-value]
@@ -95,8 +96,9 @@ def as_numbers(values: list[float | Tensor]) -> list[float]:
 def write_samples(
     folder: Path, step: int, output: StepOutput, to_print: int, extra: Mapping[str, Sequence[Any]] = {}
 ) -> None:
-    """completions/step-*.parquet: the sampled completions of one micro-batch. tokens/step-*.parquet: the tokens that
-    were drawn for the first of its inputs, of methods that mask. extra: columns that reward functions have logged."""
+    """Write completions/step-*.parquet, the sampled completions of one micro-batch, and, for methods that mask,
+    tokens/step-*.parquet, the tokens that were drawn for the first of its inputs. extra: columns that reward functions
+    have logged."""
     if output.completions is None:
         return
     rows = output.completions()
@@ -114,7 +116,7 @@ def write_samples(
 
 
 def _best_of_inputs(rows: Sequence[CompletionRow]) -> list[CompletionRow]:
-    """The sample with the highest reward, for each input."""
+    """Return the sample with the highest reward, for each input."""
     best: dict[object, CompletionRow] = {}
     for row in rows:
         known = best.get(row["example"])

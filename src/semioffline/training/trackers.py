@@ -1,4 +1,4 @@
-"""Sampled completions as tables in the trackers of `report_to`, as in TRL."""
+"""Send sampled completions as tables to the trackers of `report_to`, as in TRL."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from semioffline.printing import markdown_cell
 
 NAME = "completions"
 MOST_TEXT = 20
-"""Rows of a table in TensorBoard, which shows text."""
+"""Maximum number of rows of a table in TensorBoard, which shows text."""
 Columns = dict[str, list[Any]]
 
 
 class CompletionTables(TrainerCallback):
-    """Sends completions/step-N.parquet to TensorBoard, Weights & Biases, MLflow and Trackio, where they are used."""
+    """A callback that sends completions/step-N.parquet to TensorBoard, Weights & Biases, MLflow and Trackio, if they
+    are used."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -60,7 +61,7 @@ def read_columns(path: Path) -> Columns:
 
 
 def as_markdown(columns: Columns) -> str:
-    """The first rows. Outputs of the model are escaped."""
+    """Return the first rows as a Markdown table. Outputs of the model are escaped."""
     names = list(columns)
     rows = list(zip(*(columns[name][:MOST_TEXT] for name in names), strict=True))
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else markdown_cell(cell) for cell in row] for row in rows]

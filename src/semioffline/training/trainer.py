@@ -49,7 +49,7 @@ from semioffline.validation import show
 
 
 class NonFiniteLoss(UserError):
-    """The loss is NaN or infinite. Training stops."""
+    """The error that stops training if the loss is NaN or infinite."""
 
 
 class SemiOfflineTrainer(SafeCheckpoints):
@@ -130,11 +130,11 @@ class SemiOfflineTrainer(SafeCheckpoints):
         ratio = self.method.rl_ratio
         self.balance = None if ratio is None else Balance(ratio)
         self.step_metrics: dict[str, list[float | Tensor]] = defaultdict(list)
-        """Of the steps since the last log."""
+        """Metrics of the steps since the last log."""
         self.run_folder = RunFolder(self)
 
     def _set_up_acceleration(self) -> None:
-        """torch_compile compiles single layers: the shapes of the whole policy change with every batch."""
+        """Set up torch_compile for single layers, because the shapes of the whole policy change with every batch."""
         args = self.args
         self.policy.trunk.pad_to_multiple_of(args.pad_to_multiple_of)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
@@ -188,7 +188,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     # ---- one step ----
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        """The micro-batches of one optimizer step, and its target tokens and rows over all processes."""
+        """Return the micro-batches of one optimizer step, and its target tokens and rows over all processes."""
         if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:  # resumed after its end
             return [], None
         batches = list(islice(epoch_iterator, num_batches))
@@ -199,14 +199,15 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return batches, self.accelerator.reduce(torch.tensor(counts, device=device), "sum")
 
     def get_train_dataloader(self) -> Any:
-        """Batches stay on the host, where masks are drawn. `training_step` copies them to the device if necessary."""
+        """Return the data loader. Batches stay on the host, where masks are drawn; `training_step` copies them."""
         loader = super().get_train_dataloader()
         loader.device = None
         return loader
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Loss, divided by the counts of the whole step, and backward of one micro-batch. Gradients are averaged over
-        processes, hence the factor. The host waits for tokens that it scores, for top_p below 1, and for the loss."""
+        """Compute the loss of one micro-batch, divided by the counts of the whole step, and run backward. The loss is
+        multiplied by the number of processes, because gradients are averaged over them. The host waits only for tokens
+        that it scores, for top_p below 1, and for the loss."""
         if not (model.training and self.policy.model.training):
             model.train()
         batch: Batch = inputs
@@ -242,7 +243,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return loss * self.args.world_size
 
     def _check_finite(self, loss_before: HostCopy, loss: Tensor, batch: Batch) -> None:
-        """Stop if the loss is not finite. In loss_before, terms that wait for rewards are 0, or NaN as their logits."""
+        """Stop if the loss is not finite. In loss_before, late terms are 0, or NaN if their logits are."""
         if not math.isfinite(loss_before.wait().item()):
             rows = ", ".join(map(str, batch.index.tolist()))
             where = f"at step {self.state.global_step} (rows {rows})"
@@ -251,7 +252,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             )
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Transformers estimates it from input_ids; the meter counts what was really run instead."""
+        """Return 0: Transformers would estimate it from input_ids, but the meter counts what was really run."""
         return 0
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -283,7 +284,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
             write_samples(Path(str(self.args.output_dir)), step, output, to_print, extra)
 
     def _log_is_due(self) -> bool:
-        """Whether a log is due after this step."""
+        """Return whether a log is due after this step."""
         step = self.state.global_step + 1
         every = self.state.logging_steps if self.args.logging_strategy == "steps" else 0
         return bool(every and (step % every == 0 or (step == 1 and self.args.logging_first_step)))
@@ -329,7 +330,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
         return metrics
 
     def evaluate_outputs(self, examples: Examples) -> Evaluation:
-        """Outputs and scores per input. Each process decodes its share, and gets all predictions."""
+        """Generate outputs and score each. Each process decodes its share, and gets all predictions."""
         rank, world = self.args.process_index, self.args.world_size
         decoding = Decoding.for_evaluation(self.args, self.limits[1])
         part = slice(rank, None, world)
@@ -350,7 +351,7 @@ class SemiOfflineTrainer(SafeCheckpoints):
     # ---- checkpoints ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """`resume_from_checkpoint=True` takes the last complete checkpoint, or starts when there is none."""
+        """Train. `resume_from_checkpoint=True` continues from the last complete checkpoint, if there is one."""
         self.scorer.start_workers()
         self.run_folder.begin()
         self.policy.meter.counts.clear()  # of an earlier stage with the same policy

@@ -33,17 +33,17 @@ class BaseMethod(Generic[Config]):
     masks_target = False
     """Whether `step` predicts masked positions of a target, for which the model must know its mask token."""
     has_mle = True
-    """Whether `step` gives a term of the ground truth's likelihood. `one+another` has one at most."""
+    """Whether `step` returns an MLE term. `one+another` has at most one."""
     batch_on_host = False
-    """Whether `step` gets its batch in host memory instead of on the policy's device. Masks and indices computed on the
-    host do not make it wait for the device; `policy.predict` and the losses copy what they get."""
+    """Whether `step` gets its batch in host memory instead of on the policy's device. Computing masks and indices on
+    the host does not wait for the device; `policy.predict` and the losses copy what they need."""
 
     def __init__(self, config: Config):
         self.config = config
 
     @property
     def static_target(self) -> StaticTarget:
-        """The text of a row that is masked."""
+        """The kind of text that is masked."""
         return "ground_truth"
 
     @property
@@ -53,7 +53,7 @@ class BaseMethod(Generic[Config]):
 
     @property
     def rl_ratio(self) -> float | None:
-        """Target ratio of RL to MLE gradient norm; None: the weights of the terms are those of `step`."""
+        """Target ratio of RL to MLE gradient norm; None: the terms keep the weights that `step` gives them."""
         return None
 
     @property
@@ -62,20 +62,20 @@ class BaseMethod(Generic[Config]):
         return 0
 
     def roll_out(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> Rollout:
-        """The rollout that `step` finds in `batch.rollout`. It is made in the first of these steps, and saved in
-        checkpoints."""
+        """Sample and score a batch once. `step` finds the result in `batch.rollout` in all steps on this batch. It is
+        saved in checkpoints."""
         raise NotImplementedError
 
     def step(self, policy: Policy, batch: Batch, score: Scorer, randomness: Randomness) -> StepOutput:
-        """The loss terms and metrics of one micro-batch."""
+        """Return the loss terms and metrics of one micro-batch."""
         raise NotImplementedError
 
     def own_rates(self) -> list[tuple[list[nn.Parameter], float]]:
-        """Parameters with their own learning rate. The schedule scales it like the main one."""
+        """Return parameters with their own learning rate. The schedule scales it like the main one."""
         return []
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
-        """Called once before training, with the tokenised training data."""
+        """Prepare the method before training. Called once, with the tokenised training data."""
 
     def save(self, folder: Path) -> None:
         """Write the method's own state into a checkpoint."""

@@ -1,4 +1,4 @@
-"""Two methods on the same batch: `one+another`."""
+"""Run two methods on the same batch: `one+another`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from semioffline.scoring.scorer import Scorer
 
 
 class Combined(BaseMethod[MethodConfig]):
-    """One MLE term (the first method's), and all other terms of both.
+    """Two methods on the same batch: one MLE term (that of the first method), and all other terms of both.
 
-    Each runs its own step, so the costs add up, MLE rows included: two calls of `policy.predict`. Terms and metrics
-    whose names clash get the method's name in front.
+    Each method runs its own step, so the costs add up, MLE rows included: two calls of `policy.predict`. If both have a
+    term or metric of the same name, the method's name is put before it.
     """
 
     def __init__(self, config: MethodConfig, methods: dict[str, BaseMethod]):
@@ -98,7 +98,7 @@ class Combined(BaseMethod[MethodConfig]):
 
 
 def _own(rollout: Rollout | None, name: str) -> Rollout | None:
-    """The part of a rollout that belongs to one of the two methods."""
+    """Return the part of a rollout that belongs to one of the two methods."""
     if rollout is None:
         return None
     return {part.removeprefix(f"{name}."): t for part, t in rollout.items() if part.startswith(f"{name}.")}

@@ -1,4 +1,4 @@
-"""The log of sampled completions, and of the tokens that were drawn."""
+"""Log sampled completions and drawn tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from semioffline.policy.tokens import Codec
 from semioffline.scoring.scorer import PendingScores, Scores
 
 INPUTS = 4
-"""Inputs of a batch whose draws are logged."""
+"""Number of inputs of a batch whose draws are logged."""
 TOKENS = 8
-"""Of a masked position: the tokens drawn most often, and those of the highest and of the lowest advantage."""
+"""Tokens that are logged for a masked position: those drawn most often, and those of the highest and of the lowest
+advantage."""
 
 
 def completion_rows(
@@ -26,7 +27,7 @@ def completion_rows(
     advantages: Tensor,
     masked_targets: list[str] | None = None,
 ) -> list[CompletionRow]:
-    """One row for each of K samples of B inputs: prompt, masked target, sample, reward, advantage.
+    """Return one row for each of K samples of B inputs: prompt, masked target, sample, reward, advantage.
 
     Args:
         texts: B lists of K samples.
@@ -50,7 +51,7 @@ def completion_rows(
 
 @dataclass
 class SampleLog:
-    """The log of samples that replace the masked positions of a static target. Nothing is computed before one of its
+    """Logs the samples that replace the masked positions of a static target. Nothing is computed until one of its
     methods is called, which waits for the rewards."""
 
     codec: Codec
@@ -69,9 +70,9 @@ class SampleLog:
         return completion_rows(self.batch, self.scores.texts, rewards, self.advantages(rewards).values, shown)
 
     def tokens(self) -> list[TokenRow]:
-        """A row for each of the first inputs: the static target's tokens as text; and of the masked positions a list
-        each of position, token, count, probability and advantage (Proposition 3: `token_advantages`), with one entry
-        for every token kept. rewards: of the K samples, NaN where there is none."""
+        """Return a row for each of the first inputs: the tokens of the static target as text, and lists of position,
+        token, count, probability and advantage (Proposition 3: `token_advantages`), with one entry for every logged
+        token. rewards: of the K samples, NaN if there is none."""
         hidden = self.samples.hidden[:INPUTS].cpu()
         number = int(hidden.sum())
         rewards, draws = self.scores.rewards[:INPUTS].cpu(), self.samples.draws[:number].cpu()
@@ -103,13 +104,13 @@ class SampleLog:
         return made
 
     def _target(self, ids: list[int]) -> list[str]:
-        """The text of each token of a target: together they are its text."""
+        """Return the text of each token of a target. Together they are the target's text."""
         first = self.codec.show(ids[:1]) if ids else ""
         return [first, *self.codec.pieces(list(zip(ids[:-1], ids[1:], strict=True)))]
 
 
 def _worth_showing(positions: Tensor, counts: Tensor, values: Tensor) -> Tensor:
-    """The entries to keep, by position: the best and the worst token of each, then those drawn most often."""
+    """Return the entries to log for each position: the best and the worst token, then those drawn most often."""
     if not len(positions):
         return positions
     number = int(positions.max()) + 1

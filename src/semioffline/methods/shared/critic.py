@@ -54,7 +54,7 @@ class CriticMethod(RLMethod[CriticConfig]):
         return randomness.step < self.config.critic_warmup_steps
 
     def terms(self, mle: Term, rl: Tensor, critic: Tensor, randomness: Randomness) -> list[Term]:
-        """The loss terms of a step. The RL term is left out while the critic warms up."""
+        """Return the loss terms of a step. The RL term is left out while the critic warms up."""
         trained = [Term("critic", critic, per="row", weight=self.config.critic_weight)]
         if not self.is_warming_up(randomness):
             trained.insert(0, Term("rl", rl, per="row", weight=self.config.first_rl_weight))

@@ -1,4 +1,4 @@
-"""Which samples are made from the distributions of one forward pass: independent ones, or one base and its swaps."""
+"""Draw samples from the distributions of one forward pass: independent ones, or base samples and their swaps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Drawn(NamedTuple):
 
     samples: Samples
     logits: Tensor
-    """(M, K) logits of the drawn tokens / temperature, with gradient. Samples without shared distributions: log p."""
+    """(M, K) logits of the drawn tokens / temperature, with gradient; log p for samples that do not share
+    distributions."""
     entropy: Tensor
     probabilities: Tensor
     """(M, K) of the drawn tokens."""
@@ -32,7 +33,7 @@ class Drawn(NamedTuple):
 
 @dataclass
 class EstimatorSettings(GroupSettings):
-    """How K samples of one forward pass estimate the gradient."""
+    """Settings of how K samples of one forward pass estimate the gradient."""
 
     estimator: Estimator = setting(
         "reinforce", "reinforce: independent samples | counterfactual: a base sample and copies with one other token.",
@@ -41,19 +42,16 @@ class EstimatorSettings(GroupSettings):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.estimator == "counterfactual":
-            if self.num_samples < 2:
-                found.append(f"num_samples={self.num_samples} must be at least 2 with estimator='counterfactual'")
-            if self.scale_rewards or self.baseline != "mean":
-                found.append("scale_rewards and baseline need estimator='reinforce': estimator='counterfactual' has a "
-                             "baseline of its own for each position")  # fmt: skip
+        if self.estimator == "counterfactual" and (self.scale_rewards or self.baseline != "mean"):
+            found.append("scale_rewards and baseline need estimator='reinforce': estimator='counterfactual' has a "
+                         "baseline of its own for each position")  # fmt: skip
         return found
 
 
 def draw_tokens(
     z: Tensor, observation: Observation, index: Tensor, config: EstimatorSettings, randomness: Randomness
 ) -> tuple[Draws, Swaps | None]:
-    """K tokens at each of the M masked positions, from their (M, V) logits."""
+    """Draw K tokens at each of the M masked positions, from their (M, V) logits."""
     if config.estimator == "reinforce":
         return draw(z, draw_uniforms(observation, index, config.num_samples, randomness, "draw")), None
     base = draw(z, draw_uniforms(observation, index, 1, randomness, "draw"))

@@ -1,4 +1,4 @@
-"""The initial model, frozen: its weights, log-probabilities that are computed once, and passes without gradient."""
+"""Use the initial model, frozen: its weights, log-probabilities that are computed once, and passes without gradient."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def predict_only(
     weights: Mapping[str, Tensor] | None = None,
     with_values: bool = False,
 ) -> Any:
-    """As `Policy.predict`, without gradient or dropout, and with other weights where given. It does not go through
-    DDP's wrapper: processes may need different numbers of them, and the wrapper would wait for the others."""
+    """Run `Policy.predict` without gradient and dropout, with other weights if given. It does not go through DDP's
+    wrapper, which would wait for other processes that may need a different number of passes."""
     training = policy.model.training
     policy.model.eval()
     try:
@@ -42,15 +42,14 @@ def predict_only(
 
 
 class Reference:
-    """The policy as it was when this was made. Only trainable parameters are copied: with an adapter, those of the
-    adapter."""
+    """A frozen copy of the policy. Only trainable parameters are copied: with an adapter, those of the adapter."""
 
     def __init__(self, policy: Policy):
         trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         self.weights = {f"model.{name}": parameter.detach().clone() for name, parameter in trained.items()}
 
     def predict(self, policy: Policy, source: Text, rows: list[Row]) -> list[Tensor]:
-        """`Policy.predict` with these weights. Its cost counts as scoring trajectories."""
+        """Run `Policy.predict` with the frozen weights. The cost counts as scoring trajectories."""
         found: list[Tensor] = predict_only(policy, source, [replace(row, purpose="rl") for row in rows], self.weights)
         return found
 
@@ -63,11 +62,11 @@ class Reference:
 
 
 class InitialLogP:
-    """Log-probabilities for each example under the initial checkpoint. They belong to every checkpoint: a resumed run
-    does not have the initial model any more."""
+    """Log-probabilities for each example under the initial checkpoint. They are saved in every checkpoint, because a
+    resumed run no longer has the initial model."""
 
     def __init__(self, file: str, method: str):
-        """file: its name in a checkpoint. method: for messages."""
+        """file: the name of its file in a checkpoint. method: the method's name, for messages."""
         self.file, self.method = file, method
         self.values: list[Tensor] = []
         """One tensor for each example."""
@@ -75,7 +74,8 @@ class InitialLogP:
     def compute(
         self, policy: Policy, examples: Examples, config: MethodConfig, log_p: Callable[[Batch], list[Tensor]]
     ) -> None:
-        """log_p: gives a tensor for each row of a batch, by `predict_only`. This is no cost of training."""
+        """Compute the log-probabilities of all examples. log_p: returns a tensor for each row of a batch, by
+        `predict_only`. This does not count as cost of training."""
         size, collate = config.per_device_eval_batch_size, Collator(policy.tokens.pad_id)
         self.values = []
         with policy.meter.paused():
@@ -85,7 +85,7 @@ class InitialLogP:
                 self.values += [own.cpu() for own in log_p(batch.to(policy.device))]
 
     def of(self, index: Tensor) -> list[Tensor]:
-        """The log-probabilities of the examples with these numbers."""
+        """Return the log-probabilities of the examples with these numbers."""
         if not self.values:
             raise RuntimeError(f"{self.method} knows no initial model yet: call prepare(policy, examples) first")
         return [self.values[example] for example in index.tolist()]
@@ -96,7 +96,8 @@ class InitialLogP:
             save_file({"log_p": torch.cat(self.values), "lengths": lengths}, folder / self.file)
 
     def load(self, folder: Path) -> None:
-        """Load the values of the initial checkpoint. The model that a resumed process loads is another one."""
+        """Load the values from a checkpoint. They cannot be computed again, because a resumed process has another
+        model."""
         if not (folder / self.file).is_file():
             raise UserError(
                 f"{folder} has no {self.file}, so it was not saved by {self.method}: start without resuming"

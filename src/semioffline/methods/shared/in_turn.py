@@ -1,4 +1,4 @@
-"""Samples whose masked positions are drawn one after another, each given those before it: the paper's (c1)."""
+"""Draw masked positions one after another, each given those before it: the paper's (c1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def draw_in_turn(
     policy: Policy, batch: Batch, static: Text, observation: Observation, target_row: Row, config: GroupSettings,
     randomness: Randomness,
 ) -> tuple[Tensor, Drawn]:  # fmt: skip
-    """The logits of the MLE row, and K samples that do not share distributions.
+    """Return the logits of the MLE row, and K samples that do not share distributions.
 
     Sampling costs K * sum_t M_t passes (Proposition 1); one more, for all samples, gives log p with gradient. The
     normaliser does not cancel, so log p is complete.
@@ -39,7 +39,7 @@ def draw_in_turn(
 def _fill_in_turn(
     policy: Policy, batch: Batch, static: Text, observation: Observation, uniforms: Tensor, config: DrawingSettings
 ) -> tuple[Samples, Tensor]:
-    """K samples, position after position, drawn with `uniforms` (M, K); and the entropies (M, K)."""
+    """Draw K samples position by position, with `uniforms` (M, K). Also return the entropies (M, K)."""
     k = uniforms.shape[1]
     rows, positions = observation.hidden.nonzero(as_tuple=True)  # (M,)
     turn = observation.hidden.cumsum(1)[rows, positions]  # (M,) its number among the masked positions of its row

@@ -1,4 +1,4 @@
-"""A penalty on the distance between the policy and the initial model, for every RL method."""
+"""Penalise the KL divergence of the policy from the initial model, for every RL method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE = "kl_reference.json"
 
 
 def with_penalty(method: BaseMethod) -> BaseMethod:
-    """The method, with a KL term next to its own if its settings ask for one."""
+    """Add a KL term to a method if its settings ask for one."""
     config = method.config
     return KLPenalty(config, method) if isinstance(config, RLSettings) and config.kl_weight else method
 
@@ -53,7 +53,7 @@ class KLPenalty(BaseMethod[RLSettings]):
         self.weight = config.kl_weight
         self._step = 0
         self._noted: list[Tensor] = []
-        """KL divergences at the positions of this step's micro-batches, where the weight follows them."""
+        """KL divergences at the positions of this step's micro-batches, if the weight adapts to them."""
 
     @property
     def static_target(self) -> StaticTarget:
@@ -112,7 +112,7 @@ class KLPenalty(BaseMethod[RLSettings]):
         return replace(output, terms=[*output.terms, term], metrics=metrics)
 
     def _adapt(self) -> None:
-        """The weight of the next step, by the KL divergence of the last one."""
+        """Set the weight of the next step from the KL divergence of the last one."""
         target, noted, self._noted = self.config.kl_target, self._noted, []
         if target is not None and noted:
             self.weight = adapted(self.weight, torch.cat(noted).mean().item(), target)
@@ -134,5 +134,5 @@ class KLPenalty(BaseMethod[RLSettings]):
 
 
 def adapted(weight: float, divergence: float, target: float) -> float:
-    """The weight after a step with this KL divergence."""
+    """Return the weight after a step with this KL divergence."""
     return weight * (1 + 0.1 * min(max(divergence / target - 1, -0.2), 0.2))

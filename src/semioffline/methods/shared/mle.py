@@ -11,13 +11,13 @@ from semioffline.policy.policy import Policy
 
 
 def target_row(batch: Batch) -> Row:
-    """The ground truth as a row."""
+    """Return the ground truth as a row."""
     target = batch.target
     return Row(ids=target.ids, keep_mask=target.keep_mask, wanted=target.keep_mask, purpose="mle")
 
 
 def masked_target_row(policy: Policy, batch: Batch, config: MaskedMLESettings, randomness: Randomness) -> Row:
-    """The ground truth as a row; in a share of the examples its inputs are masked.
+    """Return the ground truth as a row whose inputs are masked in a share of the examples.
 
     The labels stay whole, so that the model learns to continue after mask tokens.
     """

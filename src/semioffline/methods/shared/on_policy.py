@@ -1,4 +1,5 @@
-"""Texts sampled from the policy, and their log-probabilities: what avg, self_critic and actor_critic share."""
+"""Sample texts from the policy and compute their log-probabilities: shared by avg, self_critic, actor_critic and
+others."""
 
 import torch
 from torch import Tensor
@@ -16,10 +17,10 @@ from semioffline.policy.tokens import Encoded
 def sample_texts(
     policy: Policy, batch: Batch, config: DrawingSettings, randomness: Randomness, num_samples: int
 ) -> list[list[int]]:
-    """B * num_samples token lists from the policy, the samples of an input together, with EOS where they ended.
+    """Sample B * num_samples token lists from the policy, the samples of an input together, with EOS where they ended.
 
-    They are keyed by (seed, step, example): whatever batch it is in, an example has the same samples, as far as the
-    model's numbers are the same there and its positions leave as much room.
+    The random numbers depend on (seed, step, example): an example has the same samples in any batch, if the model
+    computes the same numbers there and its positions allow the same length.
     """
     longest = policy.longest_output(batch.source, config.max_completion_length)
     uniforms = text_uniforms(batch.index, num_samples, longest, randomness, "on-policy")
@@ -35,18 +36,19 @@ def sample_texts(
 
 
 def greedy_texts(policy: Policy, batch: Batch, max_completion_length: int | None) -> list[list[int]]:
-    """The greedy output of each input, with EOS where it ended."""
+    """Return the greedy output of each input, with EOS where it ended."""
     longest = policy.longest_output(batch.source, max_completion_length)
     return policy.generate(batch.source, Decoding(max_new_tokens=longest), keep_end=True)
 
 
 def as_text(texts: list[list[int]], pad_id: int) -> Text:
-    """Token lists as a padded Text, none of whose tokens may be masked."""
+    """Put token lists into a padded Text. None of its tokens may be masked."""
     return pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], pad_id)
 
 
 def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], max_completion_length: int | None) -> Row:
-    """One sample for each input as a row to run again; tokens that `generate` forces were not the policy's choice."""
+    """Return one sample of each input as a row to run with gradient. Tokens that `generate` forces are left out,
+    because the policy did not choose them."""
     padded = as_text(texts, policy.tokens.pad_id)
     wanted = padded.keep_mask.clone()
     forced = policy.base.generation_config
@@ -59,15 +61,15 @@ def sampled_row(policy: Policy, batch: Batch, texts: list[list[int]], max_comple
 
 
 def sampled_log_p(policy: Policy, logits: Tensor, row: Row, config: DrawingSettings) -> Tensor:
-    """(P,) log-probabilities of a row's wanted tokens under the distribution that was drawn from: temperature, top_k,
-    top_p, without what `generate` suppresses."""
+    """Return (P,) log-probabilities of a row's wanted tokens under the distribution that they were drawn from, with
+    temperature, top_k, top_p and without suppressed tokens."""
     allowed = torch.ones_like(policy.allowed)
     allowed[sorted(policy.generator.suppressed)] = False
     return drawn_log_p(logits, row.ids[row.wanted], allowed, config.temperature, config.top_k, config.top_p)
 
 
 def rows_of(row: Row) -> Tensor:
-    """(P,) the input that each predicted position belongs to."""
+    """Return (P,), the input that each predicted position belongs to."""
     return row.wanted.nonzero()[:, 0]
 
 

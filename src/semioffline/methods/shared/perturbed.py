@@ -1,4 +1,4 @@
-"""Heads that change what a policy generates: attached to it, saved next to it, restored from there."""
+"""Attach, save and restore heads that change what a policy generates."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ FILE = "ilql_heads.safetensors"
 
 
 def add_heads(policy: Policy, beta: float) -> QHeads:
-    """Attach heads to the policy. From now on they change what it generates."""
+    """Attach heads to the policy. From then on they change what it generates."""
     heads = policy.add_value_head(QHeads)
     if not isinstance(heads, QHeads):
         raise UserError("ilql cannot be combined with a method that has a critic: train only one of them")

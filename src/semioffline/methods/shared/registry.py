@@ -24,7 +24,7 @@ def _class_of(name: str) -> type[BaseMethod]:
 
 
 def check_method(name: str) -> list[str]:
-    """The methods that a name means, one or, in `one+another`, two; an error when it means none."""
+    """Return the methods that a name means: one, or two for `one+another`. An unknown name is an error."""
     names = [part.strip() for part in name.split("+")]
     for part in names:
         if part not in method_names():
@@ -43,7 +43,7 @@ def check_method(name: str) -> list[str]:
 
 @cache
 def config_class(name: str) -> type[MethodConfig]:
-    """The class of a method's settings; of `one+another`, a class with the fields of both."""
+    """Return the class of a method's settings; for `one+another`, a class with the fields of both."""
     names = check_method(name)
     classes = [_class_of(part).config_class for part in names]
     if len(classes) == 1:
@@ -67,7 +67,8 @@ def config_class(name: str) -> type[MethodConfig]:
 
 
 def load_method(config: MethodConfig, own: BaseMethod | None = None) -> BaseMethod:
-    """The method whose settings these are; that of `one+another` runs both on every batch. own: the user's, instead."""
+    """Return the method for these settings; for `one+another`, one that runs both on every batch. own: a method object
+    of the user's, returned instead."""
     if not isinstance(config, MethodConfig):
         raise UserError(f"args={short(repr(config))} must be a MethodConfig, such as SemiOfflineConfig(output_dir=...)")
     if own is not None and not isinstance(own, BaseMethod):
@@ -80,5 +81,5 @@ def load_method(config: MethodConfig, own: BaseMethod | None = None) -> BaseMeth
 
 
 def readers(setting: str) -> list[str]:
-    """The methods that read a setting."""
+    """Return the methods that read a setting."""
     return [name for name in method_names() if setting in setting_names(config_class(name))]

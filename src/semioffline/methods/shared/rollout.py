@@ -40,8 +40,8 @@ def make_rollout(
     policy: Policy, batch: Batch, score: Scorer, config: RolloutSettings, randomness: Randomness, many: int,
     with_values: bool = False,
 ) -> Rollout:  # fmt: skip
-    """`many` samples of each input, their rewards and their log-probabilities now, without dropout; with_values: and
-    the critic's. On the host."""
+    """Draw `many` samples of each input. Return them on the host with their rewards and present log-probabilities,
+    computed without dropout; with_values: also the critic's values."""
     texts = sample_texts(policy, batch, config, randomness, many)
     scores = score.score_ids(texts, batch, many)
     samples = pad([Tokens.of(Encoded(ids, [-1] * len(ids), False)) for ids in texts], policy.tokens.pad_id)
@@ -61,7 +61,7 @@ def make_rollout(
 
 
 class Stored:
-    """A stored rollout, in the form that `step` uses."""
+    """A stored rollout in the form that `step` uses."""
 
     def __init__(self, policy: Policy, batch: Batch, rollout: Rollout, config: RolloutSettings):
         self._policy, self._rollout = policy, rollout
@@ -72,7 +72,7 @@ class Stored:
         """K rows for each input, to be run with gradient."""
 
     def at_rows(self, name: str) -> list[Tensor]:
-        """For each of the K rows, the (P,) numbers at its wanted positions, on the policy's device."""
+        """Return, for each of the K rows, the (P,) numbers at its wanted positions, on the policy's device."""
         whole = self._rollout[name]
         own = [whole[n :: self.many, : row.wanted.shape[1]][row.wanted] for n, row in enumerate(self.rows)]
         return [part.to(self._policy.device) for part in own]
@@ -89,7 +89,7 @@ def _rows(policy: Policy, batch: Batch, texts: list[list[int]], config: RolloutS
 
 
 def _lay_out(parts: list[Tensor], rows: list[Row], shape: torch.Size) -> Tensor:
-    """(B * K, T): for each of K rows, its (P,) numbers at its wanted positions; 0 elsewhere."""
+    """Return (B * K, T): the (P,) numbers of each of K rows at its wanted positions, 0 elsewhere."""
     whole = torch.zeros(shape)
     for n, (part, row) in enumerate(zip(parts, rows, strict=True)):
         own = torch.zeros(row.wanted.shape)

@@ -11,7 +11,7 @@ Decay = Literal["linear", "exponential", "inverse_sigmoid", "constant"]
 
 
 def training_steps(config: MethodConfig, examples: Sized) -> int:
-    """Optimizer steps of a run, counted as transformers.Trainer does."""
+    """Return the number of optimizer steps of a run, counted as transformers.Trainer does."""
     if config.max_steps > 0:
         return config.max_steps
     rounded = math.floor if config.dataloader_drop_last else math.ceil
@@ -21,7 +21,8 @@ def training_steps(config: MethodConfig, examples: Sized) -> int:
 
 
 def scheduled_rate(first: float, last: float | None, step: int, total_steps: int) -> float:
-    """A rate that goes linearly from `first` at the first to `last` at the last step; `first` when `last` is None."""
+    """Return a rate that changes linearly from `first` at the first step to `last` at the last one; `first` if `last`
+    is None."""
     if last is None:
         return first
     if total_steps <= 0:
@@ -31,7 +32,7 @@ def scheduled_rate(first: float, last: float | None, step: int, total_steps: int
 
 
 def decayed_rate(decay: Decay, end: float, step: int, total_steps: int) -> float:
-    """A rate that falls from 1, or nearly 1, to `end` at the last step: the decays of Bengio et al. 2015, section 2.4.
+    """Return a rate that falls from about 1 to `end` at the last step: the decays of Bengio et al. 2015, section 2.4.
 
     linear: 1 - c i. exponential: k**i. inverse_sigmoid: k / (k + exp(i / k)), which starts at k / (k + 1). c and k are
     chosen so that the last step i has `end`. constant: `end` from the first step.

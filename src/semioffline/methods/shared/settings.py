@@ -12,9 +12,10 @@ from semioffline.data.spans import load_where, names_function
 from semioffline.validation import NOT_NEGATIVE, POSITIVE, SAMPLES, SHARE, STEPS, TEMPERATURE, Range, setting
 
 DEFAULT_RATIO = 1.0
-"""The right rl_weight depends on the scale of the reward, on K and on the data; this ratio does not."""
+"""Default of rl_ratio. The right rl_weight depends on the scale of the reward, on K and on the data; this ratio does
+not."""
 DEFAULT_WEIGHT = 5.0
-"""For combinations whose RL terms no ratio balances."""
+"""Default of rl_weight in combinations, which have no default ratio."""
 
 
 @dataclass
@@ -42,9 +43,11 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
 
     default_rl_ratio: ClassVar[float | None] = DEFAULT_RATIO
     rl_weight: float | None = setting(
-        None, "Lambda, the weight of the RL loss relative to the MLE loss. Default: rl_ratio sets it.", "RL term",
+        None,
+        "Lambda, the weight of the RL loss relative to the MLE loss. Default: rl_ratio sets it; in combinations, 5.",
+        "RL term",
         NOT_NEGATIVE,
-    )  # fmt: skip
+    )
     rl_ratio: float | None = setting(
         None,
         "Target ratio of RL to MLE gradient norm; sets rl_weight during the first 10 steps. Default: 1.",
@@ -67,7 +70,7 @@ class RLSettings(DrawingSettings, MaskedMLESettings):
 
     @property
     def first_rl_weight(self) -> float:
-        """The weight of the RL term; 1 where rl_ratio finds it during training."""
+        """The weight of the RL term; 1 if rl_ratio finds it during training."""
         return 1.0 if self.rl_weight is None else self.rl_weight
 
     def problems(self) -> list[str]:
@@ -107,14 +110,14 @@ class LengthSettings(MethodConfig):
 
 @dataclass
 class WeightedSettings(MethodConfig):
-    """K texts of an input, whose likelihoods are weighted by their rewards."""
+    """Settings of methods that weight the likelihoods of K texts by their rewards."""
 
     num_samples: int = setting(8, "K, texts per input.", "Sampling", SAMPLES)
 
 
 @dataclass
 class EditSettings(WeightedSettings):
-    """Texts that are random edits of the ground truth."""
+    """Settings of texts that are random edits of the ground truth."""
 
     edit_rate: float = setting(
         0.1, "Average share of the ground truth's tokens that an edit replaces.", "Sampling",
@@ -124,7 +127,7 @@ class EditSettings(WeightedSettings):
 
 @dataclass
 class MaskingSettings(MethodConfig):
-    """Which text is masked, and which of its tokens."""
+    """Settings of masking: which text, and which of its tokens."""
 
     static_target: StaticTarget = setting(
         "ground_truth", "Text to mask: ground_truth, or the worst | best | random candidate.", "Masking"

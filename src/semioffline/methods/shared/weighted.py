@@ -1,4 +1,4 @@
-"""Likelihood of texts weighted by a target distribution: what erpo, raml and spg share."""
+"""Weight the likelihood of texts by a target distribution: shared by erpo, raml and spg."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ class Target(NamedTuple):
     alpha: float
     beta: float
     edits: int = 0
-    """Of the K texts, this many are edits of the ground truth; the others are samples of the policy."""
+    """Number of edits of the ground truth among the K texts. The others are samples of the policy."""
     edit_rate: float = 0.0
     drawing: DrawingSettings | None = None
-    """How the policy is sampled. None: it is not, and p is the model's distribution over all tokens, as for MLE."""
+    """Settings for sampling the policy. None: it is not sampled, and p is the model's distribution over all tokens, as
+    for MLE."""
 
 
 class WeightedMethod(BaseMethod[WeightedConfig]):
     """L = - sum_k w_k log p(y_k | x), with w_k ∝ q(y_k) / proposal(y_k) and sum 1, without gradient.
 
-    It estimates the gradient of KL(q || p). The proposal is the mixture that the K texts come from, edits and samples
-    in their shares, so that no weight depends on which of the two gave a text. The sum over inputs is divided by the
-    target tokens of the step, as for MLE: with all weight on the ground truth this is the MLE loss.
+    The loss estimates the gradient of KL(q || p), with q the target distribution and p the policy. The proposal is the
+    mixture of edits and samples that the K texts are drawn from, so a weight does not depend on which of the two gave a
+    text. The sum over inputs is divided by the target tokens of the step, as for MLE: with all weight on the ground
+    truth this is the MLE loss.
     """
 
     needs_reward = True
@@ -81,7 +83,7 @@ class WeightedMethod(BaseMethod[WeightedConfig]):
         )
 
     def propose(self, policy: Policy, batch: Batch, randomness: Randomness) -> list[list[int]]:
-        """B * K token lists, the texts of an input together, edits first."""
+        """Draw B * K token lists, the texts of an input together, edits first."""
         text, target, made = batch.target, self.target, []
         samples = self.config.num_samples - target.edits
         if target.edits:
@@ -94,20 +96,21 @@ class WeightedMethod(BaseMethod[WeightedConfig]):
         return [ids for part in zip(*made, strict=True) for own in part for ids in own]
 
     def row(self, policy: Policy, batch: Batch, texts: list[list[int]], is_edit: bool) -> Row:
-        """One text of each input as a row. The row of an edit counts as FP; samples were already counted when they were
+        """Return one text of each input as a row. The row of an edit counts as FP; samples were counted when they were
         generated."""
         row = sampled_row(policy, batch, texts, self.config.max_completion_length)
         wanted = row.keep_mask if self.target.drawing is None else row.wanted
         return replace(row, wanted=wanted, purpose="rl" if is_edit else "grad", term=self.config.method)
 
     def log_p(self, policy: Policy, logits: Tensor, row: Row) -> Tensor:
-        """(P,) log-probabilities of the row's tokens."""
+        """Return (P,) log-probabilities of the row's tokens."""
         if self.target.drawing is None:
             return token_log_p(logits, row.ids[row.wanted])
         return sampled_log_p(policy, logits, row, self.target.drawing)
 
     def log_proposal(self, policy: Policy, batch: Batch, texts: Text, log_p: Tensor) -> Tensor:
-        """(B, K) of texts under the mixture of edits and samples. log_p: (B, K) under the policy."""
+        """Return (B, K) log-probabilities of texts under the mixture of edits and samples. log_p: (B, K) under the
+        policy."""
         target = self.target
         share = target.edits / self.config.num_samples
         if not target.edits:

@@ -1,1 +1,1 @@
-"""How tasks find, read and shape their rows. No task is here."""
+"""Find, read and convert the rows of tasks."""

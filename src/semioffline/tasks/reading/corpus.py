@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A split that the dataset does not have: this share of another split's inputs, which that one then lacks."""
+    """A split that the dataset does not have: it gets this share of another split's inputs, which are removed there."""
 
     split: str
     of: str
@@ -43,32 +43,34 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Called as `Task.load` is: (source, split) -> rows with prompt, completion, references and every other column.
+    """A public dataset. Called with (source, split), it returns rows with prompt, completion, references and every
+    other column.
 
-    Rows come from the source's files or folder, or by default from `name` on the Hub. In the column of the prompt a
-    list of texts is joined by spaces; in the column of the completion it is a list of references. Rows without a prompt
-    or a completion, which public datasets have, are left out and counted in the log.
+    Rows come from the source's files or folder, or by default from `name` on the Hub. In the prompt's column, a list of
+    texts is joined by spaces; in the completion's column, it is a list of references. Rows without a prompt or a
+    completion, which public datasets have, are left out and counted in the log.
 
-    A file that has the columns prompt and completion already is taken as it is: its prompts have their form.
+    A file that already has the columns prompt and completion is used as it is.
     """
 
     name: str | None
-    """On the Hugging Face Hub: name, name:config, either with @revision after it."""
+    """Name on the Hugging Face Hub: name or name:config, optionally with @revision after it."""
     prompt: tuple[str, ...]
-    """Columns that may hold the source, the first that is there counts."""
+    """Columns that may hold the source. The first existing one is used."""
     completion: tuple[str, ...]
     """Columns that may hold the target."""
     references: tuple[str, ...] = ()
-    """Columns that may hold more right answers."""
+    """Columns that may hold further correct answers."""
     forms: Mapping[str, str] = field(default_factory=dict)
-    """kind of model -> prompt template; a kind that is not here reads the plain source."""
+    """kind of model -> prompt template. Other kinds read the plain source."""
     grouped: bool = False
-    """Several rows share an input. Each knows the references of all; in validation and test they become one row."""
+    """Whether several rows share an input. Each gets the references of all; in validation and test they become one
+    row."""
     held_out: HeldOut | None = None
     unpack: Callable[[DataRow], Iterable[DataRow]] | None = None
-    """A stored row to the rows it stands for, where the stored form is another."""
+    """Converts a stored row to the rows that it contains."""
     unpacks: str = ""
-    """What `unpack` can make the prompt of, in words, for the error that says what was looked for."""
+    """What `unpack` makes the prompt from, in words, for an error."""
 
     def __call__(self, source: Source, split: str) -> "Dataset":
         if source.limit is not None and source.limit < 1:
@@ -95,14 +97,14 @@ class Corpus:
         return shaped.select(chosen)
 
     def has(self, source: Source, split: str) -> bool:
-        """Whether there is such a split; datasets on the Hub are not checked."""
+        """Return whether the split exists. Datasets on the Hub are not checked."""
         where = self._where(source, split)
         if where is None or split in source.files:
             return where is not None
         return has_split(where, split) or self._held_out(source, split) is not None
 
     def form(self, source: Source) -> str | None:
-        """The prompt template for the model that will read the prompts."""
+        """Return the prompt template for the model that will read the prompts."""
         return self.forms.get(model_kind(source.model)) if self.forms and source.model else None
 
     # ---- where the rows are ----
@@ -111,8 +113,8 @@ class Corpus:
         return source.where(split) or (None if source.files else self.name)
 
     def _held_out(self, source: Source, split: str) -> HeldOut | None:
-        """The HeldOut that concerns this split, if any. On the Hub always: there the split is missing, or has no
-        answers. In a folder, when it has no file for it."""
+        """Return the HeldOut that concerns this split, if any. On the Hub it always applies, because the split is
+        missing there or has no answers. In a folder it applies if there is no file for the split."""
         held, where = self.held_out, self._where(source, split)
         if held is None or where is None or split not in (held.split, held.of):
             return None
@@ -147,7 +149,7 @@ class Corpus:
     # ---- columns ----
 
     def _shape(self, stored: "Dataset", given: Mapping[str, str], place: Place) -> "tuple[Dataset, bool]":
-        """The rows with our column names, and whether they had these names already."""
+        """Return the rows with our column names, and whether they had these names already."""
         stored = rename(stored, {ours: name for ours, name in given.items() if ours not in TEXTS})
         names = stored.column_names
         if set(TEXTS) <= set(names) and not set(TEXTS) & given.keys():
@@ -170,7 +172,7 @@ class Corpus:
 
 
 def _find(ours: str, given: str | None, usual: tuple[str, ...], also: str, names: list[str], place: Place) -> str:
-    """The name of one of our columns in the data."""
+    """Return the name of one of our columns in the data."""
     looked_for = (given,) if given else usual
     for name in looked_for:
         if name in names:
@@ -183,7 +185,7 @@ def _find(ours: str, given: str | None, usual: tuple[str, ...], also: str, names
 
 
 def _join(value: Any) -> Any:
-    """The sentences or words of a list as one text; what is no list of texts stays as it is."""
+    """Join the sentences or words of a list to one text. Anything else stays as it is."""
     return " ".join(value) if isinstance(value, list) and all(isinstance(part, str) for part in value) else value
 
 
@@ -192,7 +194,7 @@ def _first(value: Any) -> Any:
 
 
 def _merge(*values: Any) -> list[Any]:
-    """All texts, each once, in order; what is no text stays for the check of the rows."""
+    """Return all texts, each once, in order. Anything else stays for the check of the rows."""
     lists = [value if isinstance(value, list) else [value] for value in values]
     merged: list[Any] = [text for texts in lists for text in texts if text is not None]
     return list(dict.fromkeys(merged)) if all(isinstance(text, str) for text in merged) else merged
@@ -216,7 +218,7 @@ def _unpack(stored: "Dataset", place: Place, unpack: Callable[[DataRow], Iterabl
 
 
 def _with_text(shaped: "Dataset", place: Place) -> list[int]:
-    """The rows that have a prompt and a completion."""
+    """Return the indices of the rows that have a prompt and a completion."""
     empty = {index for index, row in enumerate(iterate(shaped, TEXTS)) if missing(row, TEXTS)}
     if len(empty) == len(shaped):
         raise UserError(f"{place(0)}: no row has both a prompt and a completion.")
@@ -227,7 +229,7 @@ def _with_text(shaped: "Dataset", place: Place) -> list[int]:
 
 
 def _groups(shaped: "Dataset", chosen: list[int], one_row_each: bool) -> dict[int, list[str]]:
-    """Row -> the references of its input; only the first row of each input, or every one."""
+    """Return row -> the references of its input; only the first row of each input, or every one."""
     rows = shaped.select(chosen)
     if one_row_each:
         return {chosen[index]: texts for index, texts in find_groups(rows).items()}
@@ -235,14 +237,15 @@ def _groups(shaped: "Dataset", chosen: list[int], one_row_each: bool) -> dict[in
 
 
 def _choose_inputs(prompts: Sequence[str], rows: list[int], held: HeldOut, split: str) -> list[int]:
-    """The rows of one of two splits. An input's hash decides, so the choice does not depend on the other rows."""
+    """Return the rows of one of two splits. The hash of an input decides, so the choice does not depend on the other
+    rows."""
     _say(f"there is no {held.split} split: {held.share:.0%} of the inputs of {held.of} are held out for it")
     texts = list(prompts)
     return [index for index in rows if (_share(str(texts[index])) < held.share) == (split == held.split)]
 
 
 def _share(text: str) -> float:
-    """A number in [0, 1) that depends on the text only."""
+    """Return a number in [0, 1) that depends on the text only."""
     return int.from_bytes(sha256(text.encode()).digest()[:8], "big") / 2**64
 
 

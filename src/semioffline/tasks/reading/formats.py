@@ -1,7 +1,7 @@
-"""The formats of data files: each yields its rows one by one, with a description of their place for messages.
+"""Read data files. Each format yields its rows one by one, with their place in the file for messages.
 
-Files may come from anyone. They are read as a stream, no row may be longer than a limit, and a packed file that swells
-to many times its size is refused.
+Files may come from anyone. They are read as a stream, the length of a row is limited, and a compressed file whose
+content is many times larger than the file is rejected.
 """
 
 import bz2
@@ -24,26 +24,27 @@ PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 ENDINGS = f"{', '.join(KINDS)} (and {', '.join(PACKINGS)} after it)"
 
 MAX_ROW_MB = 64.0
-"""The longest row by default. SQuAD's original file, 30 MB, is one."""
+"""Default limit of the length of a row. SQuAD's original file, 30 MB, is one row."""
 MOST_COLUMNS = 1000
 WINDOW = 2**21
-"""Bytes of content after which a packed file is looked at again."""
+"""Bytes of content between two checks of the expansion of a compressed file."""
 SLICE = 2**13
-"""Bytes that are read of it at a time: what was read and not yet unpacked must be little beside a window."""
+"""Bytes that are read of a compressed file at a time: small compared with a window, so that few bytes are read and not
+yet decompressed."""
 MOST_EXPANSION = 100
-"""How many times larger than what is packed its content may be, in any window. Text packs 3 to 20 times smaller."""
+"""Largest ratio of content to compressed size, in any window. Text has a ratio of 3 to 20."""
 ANY_PARQUET = 2**26
-"""Bytes that every Parquet file may hold: a small one often repeats one value."""
+"""Bytes of content that every Parquet file may have, because a small file often repeats one value."""
 ROW_OVERHEAD = 64
-"""Bytes that a row of a Parquet file counts for beside its values."""
+"""Bytes that a row of a Parquet file counts for in addition to its values."""
 
 DataRow = dict[str, Any]
-"""A row as it is in a file: its columns are the user's, with whatever is in them."""
+"""A row as it is in a file, with the user's columns and values."""
 Located = tuple[str, int, DataRow]  # ("line", 3, {...}): a row after where it stands in its file
 
 
 def file_kind(path: Path) -> tuple[str, str] | None:
-    """The format and the compression in a file's name, e.g. (".jsonl", ".xz"); None for a format we do not read."""
+    """Return the format and the compression in a file's name, e.g. (".jsonl", ".xz"); None for an unknown format."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     packing = suffixes.pop() if suffixes and suffixes[-1] in PACKINGS else ""
     kind = suffixes[-1] if suffixes else ""
@@ -51,7 +52,7 @@ def file_kind(path: Path) -> tuple[str, str] | None:
 
 
 def read_file(path: Path, limit: int | None, max_row_mb: float = MAX_ROW_MB) -> Iterator[Located]:
-    """The rows of a file. max_row_mb: the longest row."""
+    """Yield the rows of a file. max_row_mb: limit of the length of a row."""
     if not path.exists():
         raise UserError(f"there is no file or folder '{path}'.")
     if (kind := file_kind(path)) is None:
@@ -76,7 +77,8 @@ def _open(path: Path, packing: str) -> IO[bytes]:
 
 
 class _Unpacked(io.RawIOBase):
-    """The content of a packed file; an error once it swells as no text does (a decompression bomb)."""
+    """The content of a compressed file. Raises an error if it is many times larger than the file (a decompression
+    bomb)."""
 
     def __init__(self, path: Path, packing: str):
         self.path, self.packed = path, _Slices(path)
@@ -162,7 +164,7 @@ def _read_json_lines(stream: IO[bytes], path: Path, longest: int) -> Iterator[Lo
 
 
 def _read_json(stream: IO[bytes], path: Path, longest: int) -> Iterator[Located]:
-    """A .json file: one array of objects, one object, or objects one after the other."""
+    """Read a .json file: one array of objects, one object, or objects one after the other."""
     values = _Values(io.TextIOWrapper(stream, "utf-8-sig"), path, longest)
     is_array = values.next() == "["
     values.skip(is_array)
@@ -186,10 +188,10 @@ class _Values:
         self.text, self.path, self.longest = text, path, longest
         self.part, self.at, self.ended = "", 0, False
         self.lines = 1
-        """The line that `part` begins with."""
+        """Number of the first line of `part`."""
 
     def next(self) -> str:
-        """The next character that is no space; nothing at the end."""
+        """Return the next character that is not a space; an empty text at the end."""
         while True:
             while self.at < len(self.part):
                 if not self.part[self.at].isspace():
@@ -203,7 +205,7 @@ class _Values:
         self.at += characters
 
     def take(self, number: int) -> Any:
-        """The next value, which is row `number`."""
+        """Return the next value, which is row `number`."""
         self.next()
         while True:
             try:
@@ -229,7 +231,7 @@ class _Values:
         return UserError(f"{self.path}, line {line}: not valid JSON: {message}.")
 
     def _read_on(self) -> None:
-        """Double the part of a value that is read, so that long values are not decoded many times."""
+        """Read twice as many bytes of a long value at each attempt, so it is not decoded many times."""
         self.lines += self.part.count("\n", 0, self.at)
         self.part, self.at = self.part[self.at :], 0
         more = self.text.read(max(2**16, len(self.part)))
@@ -237,7 +239,7 @@ class _Values:
 
 
 def _read_table(stream: IO[bytes], path: Path, longest: int, delimiter: str) -> Iterator[Located]:
-    """A .csv or .tsv file with a header. Every cell stays text."""
+    """Read a .csv or .tsv file with a header. Every cell stays text."""
     csv.field_size_limit(longest)  # for the whole process: the default of 131,072 characters is a short document
     reader = csv.reader(_table_lines(stream, path, longest), delimiter=delimiter, strict=True)
     try:

@@ -6,14 +6,14 @@ from pathlib import Path
 from semioffline.storage.untrusted import loading, parse_json
 
 KINDS = ("t5", "encoder_decoder", "decoder_only")
-"""t5 models are trained with a few words in front that name the job; other encoder-decoder models (BART, Pegasus) read
-the plain source; decoder-only models need a text that the answer continues."""
+"""t5 models are trained with a few words before the prompt that name the task; other encoder-decoder models (BART,
+Pegasus) read the plain source; decoder-only models need a text that the answer continues."""
 _T5 = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 
 
 @cache
 def model_kind(name: str) -> str:
-    """The kind of the model with this name or in this folder (its own, or the one that its adapter was made for)."""
+    """Return the kind of a model, given its name or folder. For an adapter, it is that of its base model."""
     from transformers import AutoConfig
 
     adapter = Path(name) / "adapter_config.json"

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def text_problem(name: str, value: Any) -> str | None:
-    """The problem with a prompt or a completion, which must be a text or messages; None if there is none."""
+    """Return the problem with a prompt or a completion, which must be a text or messages; None if there is none."""
     if isinstance(value, str):
         return None
     if not isinstance(value, list):
@@ -24,7 +24,7 @@ def _is_message(value: Any) -> bool:
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a completion, or the last message of a prompt, says nothing."""
+    """Return whether a completion, or the last message of a prompt, has no text."""
     if isinstance(value, list) and value and _is_message(value[-1]):
         value = value[-1]["content"]
     return value is None or not str(value).strip()

@@ -1,4 +1,4 @@
-"""Finds rows: in files, folders with one file for each split, on the Hugging Face Hub, or in memory."""
+"""Find rows: in files, in folders with one file for each split, on the Hugging Face Hub, or in memory."""
 
 import re
 from array import array
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 VALIDATION = ("validation", "valid", "val", "dev")  # in folders, all these mean the validation split
 CONVERTED = "refs/convert/parquet"
-"""The Hub's own Parquet copy of a dataset, in which a config is a folder. Without it some datasets need a script to be
-read, and scripts are not run."""
+"""The Hub's Parquet copy of a dataset, in which a config is a folder. Without it some datasets need a script to be
+read, and scripts never run."""
 Place = Callable[[int], str]  # from a row's index to the words that say where the user finds it
 
 
 def open_rows(
     source: Any, split: str | None, limit: int | None = None, max_row_mb: float = MAX_ROW_MB
 ) -> "tuple[Dataset, Place]":
-    """The rows as they are stored, each with a description of its place for messages."""
+    """Return the rows as they are stored, each with a description of its place for messages."""
     from datasets import Dataset
 
     if limit is not None and limit < 1:
@@ -43,7 +43,7 @@ def open_rows(
 
 
 def as_path(where: str | Path) -> Path:
-    """The path that a user has given; an error if it cannot be a path."""
+    """Return the path that a user has given. Raises an error if it cannot be a path."""
     try:
         path = Path(where).expanduser()
         path.exists()
@@ -54,8 +54,8 @@ def as_path(where: str | Path) -> Path:
 
 
 def has_split(where: str | Path, split: str) -> bool:
-    """Whether there is such a split: a folder may lack one, a file is the train split, datasets on the Hub are not
-    checked."""
+    """Return whether the split exists. A folder may lack one, a single file is the train split, datasets on the Hub are
+    not checked."""
     path = as_path(where)
     if path.is_dir():
         stems = _stems(path)
@@ -64,7 +64,7 @@ def has_split(where: str | Path, split: str) -> bool:
 
 
 def _find_files(source: Any, split: str | None) -> list[Path] | None:
-    """The files meant by a path, a folder or a list; None for what must be a name on the Hub."""
+    """Return the files of a path, a folder or a list; None for a name on the Hub."""
     if isinstance(source, str | Path):
         path, text = as_path(source), str(source)
         if "://" in text:
@@ -81,7 +81,7 @@ def _find_files(source: Any, split: str | None) -> list[Path] | None:
 
 
 def _split_files(folder: Path, split: str | None) -> list[Path]:
-    """A folder's files of one split."""
+    """Return the files of one split in a folder."""
     stems = _stems(folder)
     holds = f"It holds: {', '.join(path.name for path in stems) or 'no data files'}."
     if split is None:
@@ -102,7 +102,7 @@ def _prefixes(split: str) -> tuple[str, ...]:
 
 
 def _stems(folder: Path) -> dict[Path, str]:
-    """The data files of a folder, each with its name without the endings."""
+    """Return the data files of a folder, each with its name without the endings."""
     try:
         files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     except OSError as error:
@@ -111,8 +111,8 @@ def _stems(folder: Path) -> dict[Path, str]:
 
 
 def _choose_files(stems: dict[Path, str], prefix: str) -> list[Path]:
-    """The file named exactly so (train.csv), or else all that start so (train-0.csv), or have that part
-    (dialogsum.train.csv)."""
+    """Return the file with exactly this name (train.csv), or else all whose name starts with it (train-0.csv), or has
+    it as a part (dialogsum.train.csv)."""
     ways: tuple[Callable[[str], bool], ...] = (
         lambda stem: stem == prefix,
         lambda stem: stem.startswith(prefix),
@@ -171,8 +171,8 @@ def _load_files(files: Sequence[Path], limit: int | None, max_row_mb: float) -> 
 
 
 class _Columns:
-    """The names of all columns and of what is inside them. A file with names of its own in each row would need memory
-    by the square of its size."""
+    """The names of all columns and of the fields inside them. They are limited, because a file with new names in each
+    row would need memory by the square of its size."""
 
     def __init__(self) -> None:
         self.tree: dict[str, Any] = {}
@@ -205,7 +205,7 @@ class _Columns:
 
 
 def _to_arrow(name: str, values: list[Any], place: Place) -> Any:
-    """One column. When its values are of different types, the error names the first row that does not fit."""
+    """Convert one column. If its values have different types, the error names the first row that does not fit."""
     import pyarrow as pa
 
     def convert(count: int) -> Any:

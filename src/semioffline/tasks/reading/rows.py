@@ -1,6 +1,6 @@
-"""Rows with our columns, checked.
+"""Load rows with our column names, and check them.
 
-Errors name the file and the line. Rows are never dropped, and text is never guessed.
+Errors name the file and the line. No row is dropped, and no text is guessed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ def check_rows(
 
 
 def parse_columns(pairs: Iterable[str]) -> dict[str, str]:
-    """Column names as typed on the command line: `["prompt=dialogue"]` -> `{"prompt": "dialogue"}`."""
+    """Parse column names of the command line: `["prompt=dialogue"]` -> `{"prompt": "dialogue"}`."""
     columns: dict[str, str] = {}
     for pair in pairs:
         ours, equals, theirs = (part.strip() for part in pair.partition("="))
@@ -92,7 +92,7 @@ def group_references(dataset: "Dataset") -> "Dataset":
 
 
 def find_groups(dataset: "Dataset") -> dict[int, list[str]]:
-    """For each prompt, the index of its first row and the references of all its rows."""
+    """Return, for each prompt, the index of its first row and the references of all its rows."""
     if absent := [name for name in TEXTS if name not in dataset.column_names]:
         raise unknown("column", absent[0], dataset.column_names)
     first: dict[str, int] = {}
@@ -107,7 +107,7 @@ def find_groups(dataset: "Dataset") -> dict[int, list[str]]:
 
 
 def share_references(dataset: "Dataset") -> list[list[str]]:
-    """For each row, its completion first and then whatever else answers its prompt, in any row."""
+    """Return, for each row, its completion first and then all other answers to its prompt, from any row."""
     rows = list(iterate(dataset, TEXTS))
     answers = {str(rows[index]["prompt"]): dict.fromkeys(texts) for index, texts in find_groups(dataset).items()}
     return [
@@ -117,12 +117,12 @@ def share_references(dataset: "Dataset") -> list[list[str]]:
 
 
 def set_references(dataset: "Dataset", references: Mapping[int, list[str]]) -> "Dataset":
-    """The column `references`, by index; before rows are selected, or else datasets copies them all."""
+    """Set the column `references`, by index. Do this before rows are selected, or datasets copies them all."""
     return set_column(dataset, "references", [references.get(index, []) for index in range(len(dataset))])
 
 
 def iterate(dataset: "Dataset", names: Sequence[str]) -> Iterator[DataRow]:
-    """The rows as plain Python values, with the given columns only."""
+    """Yield the rows as plain Python values, with the given columns only."""
     if names:
         for batch in dataset.with_format(None).select_columns(list(names)).iter(batch_size=1000):
             for values in zip(*(batch[name] for name in names), strict=True):
@@ -130,7 +130,8 @@ def iterate(dataset: "Dataset", names: Sequence[str]) -> Iterator[DataRow]:
 
 
 def set_column(dataset: "Dataset", name: str, values: list[Any]) -> "Dataset":
-    """Without the fingerprint that datasets would compute from all values: it takes longer than everything else."""
+    """Add or replace a column, without the fingerprint that datasets would compute from all values: it takes longer
+    than everything else."""
     if name in dataset.column_names:
         dataset = dataset.remove_columns(name)
     return cast("Dataset", dataset.add_column(name, values, new_fingerprint=uuid4().hex))
@@ -150,7 +151,8 @@ def rename(dataset: "Dataset", columns: Mapping[str, str]) -> "Dataset":
 
 
 def _parse_template(template: str, columns: Sequence[str]) -> list[tuple[str, str | None]]:
-    """The template as (text, column after it). Only `{column}`: no attributes, indices, conversions or formats."""
+    """Parse a template into (text, column after it). Only `{column}` is allowed: no attributes, indices, conversions or
+    formats."""
     try:
         parsed = list(Formatter().parse(template.replace("\\n", "\n")))  # \n as it is typed on a command line
     except ValueError as error:
@@ -199,7 +201,7 @@ def _wrong_type(row: DataRow, texts: Sequence[str]) -> str | None:
 
 
 def lists_problem(row: DataRow) -> str | None:
-    """The problem with the list columns, each of which may be missing; None if there is none."""
+    """Return the problem with the list columns, each of which may be missing; None if there is none."""
     for name, kinds in LISTS.items():
         values = row.get(name)
         fits = isinstance(values, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in values)
