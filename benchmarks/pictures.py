@@ -191,7 +191,7 @@ def own(name: str) -> str:
 
 
 CURVES = {
-    "semi_offline@longer": "semi_offline, 64 samples", "gold": "gold", "brio": "brio, 4 candidates", "ft": "ft",
+    "semi_offline@longer": "semi_offline@longer", "gold": "gold", "brio": "brio, 4 candidates", "ft": "ft",
     "mft": "mft", "avg": "avg, 8 samples", "self_critic": "self_critic", "actor_critic": "actor_critic",
 }  # fmt: skip
 
