@@ -93,9 +93,12 @@ def _compared(better: MetricSummary, worse: MetricSummary, p: float, percent: bo
     said = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
     shown = [score(replace(own, p=None), percent) for own in (better, worse)]  # no star: it is for the reference
     figures = f"{shown[0]}{unit} against {shown[1]}{unit}, {said}"
-    difference = better.mean - worse.mean
-    if p >= LEVEL or abs(difference) <= ERRORS * _error(better.by_seed, worse.by_seed):
+    difference, limit = better.mean - worse.mean, ERRORS * _error(better.by_seed, worse.by_seed)
+    if p >= LEVEL:
         return figures, UNCLEAR
+    if abs(difference) <= limit:
+        shown = [f"{100 * value:.2f}" if percent else f"{value:.3f}" for value in (abs(difference), limit)]
+        return f"{figures}; difference {shown[0]}, two standard errors over seeds {shown[1]}", UNCLEAR
     return figures, HOLDS if difference > 0 else FAILS
 
 

@@ -44,9 +44,6 @@ COUNTERFACTUAL = {"estimator": "counterfactual"}
 VARIANTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "REINFORCE": ({}, (*SAMPLES, 128, 256)),
     "counterfactual": (COUNTERFACTUAL, SAMPLES),
-    "counterfactual, tail sampled": (COUNTERFACTUAL | {"swap_tail": "sample"}, SAMPLES),
-    "counterfactual, 2 bases": (COUNTERFACTUAL | {"num_bases": 2}, SAMPLES[1:]),
-    "counterfactual, 4 bases": (COUNTERFACTUAL | {"num_bases": 4}, SAMPLES[2:]),
 }
 """name -> settings, numbers of samples"""
 FEWEST, MOST = 8, 64

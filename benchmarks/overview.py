@@ -20,7 +20,8 @@ def markdown(result: dict[str, Any], folder: Path) -> str:
     lines = [_line(row, result["methods"], folder) for row in result["rows"]]
     header = ["", *(f"`{method}`" for method in result["methods"])]
     caption = (
-        f"Bold: the highest score of a row. \\* differs from `{OURS}` (paired bootstrap over test inputs, p < {LEVEL})."
+        f"Bold: the highest score of a row. \\* differs from `{OURS}` (paired bootstrap over test inputs, p < {LEVEL}; "
+        "the variance between seeds is not in this test)."
     )
     caption += _variants(result["rows"])
     return "\n".join([*as_lines(header, lines), "", caption, ""])
@@ -32,7 +33,8 @@ def _variants(rows: list[dict[str, Any]]) -> str:
         if OURS in row.get("shown", {}):
             tasks.setdefault(row["shown"][OURS], []).append(row["on"].split(",")[0])
     named = "; ".join(f"`{variant}` on {' and '.join(on)}" for variant, on in tasks.items())
-    return f" In the column `{OURS}`, a variant with other settings, chosen on validation: {named}." if named else ""
+    told = f"In the column `{OURS}`, these rows show a variant with other settings, which was chosen on validation"
+    return f" {told}: {named}." if named else ""
 
 
 def _line(row: dict[str, Any], methods: list[str], folder: Path) -> list[str]:

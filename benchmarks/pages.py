@@ -14,7 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import campaign, claims, job_tables, overview, report_tables, sample_tables, speed_tables
+from benchmarks import (
+    call_tables,
+    campaign,
+    claims,
+    job_tables,
+    overview,
+    report_tables,
+    sample_tables,
+    speed_tables,
+)
 from semioffline.bench.results import BenchResult
 from semioffline.errors import UserError, unknown
 from semioffline.experiments.provenance import Provenance
@@ -33,6 +42,8 @@ RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
     "campaign": lambda result, folder: f"{campaign.markdown(result)}\n{_about(result)}",
     "report": lambda result, folder: f"{report_tables.page_markdown(result)}\n{_about(result)}",
     "token_log": lambda result, folder: f"{report_tables.token_log_markdown(result)}\n{_about(result)}",
+    "estimator_errors": lambda result, folder: f"{call_tables.errors_markdown(result)}\n{_about(result)}",
+    "calls": call_tables.markdown,
     "jobs": job_tables.jobs_markdown,
     "defaults": lambda result, folder: f"{job_tables.defaults_markdown(result)}\n{_about(result)}",
     "claims": claims.markdown,

@@ -14,12 +14,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.call_tables import NAMES, comparisons, runs_of
 from semioffline.experiments.results import Comparison
 from semioffline.report.table import read_result
 
 DOCS = Path(__file__).parents[1] / "docs"
 ASSETS = DOCS / "assets"
 RESULT = DOCS / "results" / "samsum-smollm2.json"
+CALLS = DOCS / "calls.json"
+ERRORS = {"ads": "ads", "CommonGen": "commongen", "SAMSum": "samsum"}
+"""task -> the name that its files in docs/results begin with"""
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: var(--ink) }
 .small { font-size: 12px; fill: var(--quiet) }
@@ -187,7 +191,7 @@ def own(name: str) -> str:
 
 
 CURVES = {
-    "semi_offline@longer": "semi_offline, 64 samples", "gold": "gold", "brio": "brio, 4 candidates", "ft": "ft",
+    "semi_offline@longer": "semi_offline@longer", "gold": "gold", "brio": "brio, 4 candidates", "ft": "ft",
     "mft": "mft", "avg": "avg, 8 samples", "self_critic": "self_critic", "actor_critic": "actor_critic",
 }  # fmt: skip
 
@@ -237,6 +241,81 @@ def passes_against_samples(comparison: Comparison) -> str:
     return picture(800, 400, names[0], about, parts)
 
 
+# ---- reward calls ----
+
+PANEL, SPACE = 250, 60
+
+
+def panels(number: int, most: float) -> list[Axis]:
+    """The horizontal axes of charts side by side, for numbers of calls."""
+    starts = [60 + n * (PANEL + SPACE) for n in range(number)]
+    return [Axis(1.8, most, start, start + PANEL, log=True) for start in starts]
+
+
+def line(points: Sequence[Point], estimator: str, dashed: bool = False) -> list[str]:
+    kind, path = "ours" if estimator == "counterfactual" else "", "L".join(f"{at.x:.1f} {at.y:.1f}" for at in points)
+    dashes = ' stroke-dasharray="5 4"' if dashed else ""
+    dots = [f'<circle class="dot {kind}" cx="{at.x:.1f}" cy="{at.y:.1f}" r="3"/>' for at in points]
+    return [f'<path class="curve {kind}"{dashes} d="M{path}"/>', *dots]
+
+
+def key(x: float, y: float, words: str, estimator: str, dashed: bool = False) -> list[str]:
+    """An entry of the legend."""
+    return [*line([Point(x, y), Point(x + 30, y)], estimator, dashed), text(x + 40, y + 4, words, "small")]
+
+
+def error_against_calls() -> str:
+    """1 - cos^2 of both estimators, for each task that was measured."""
+    found = {task: DOCS / "results" / f"{name}-gradient.json" for task, name in ERRORS.items()}
+    results = {task: read_result(path) for task, path in found.items() if path.exists()}
+    parts = [text(24, 34, "Error of the estimated gradient: 1 − cos²", "title")]
+    y = Axis(0, 1, 330, 90)
+    for x, (task, result) in zip(panels(len(results), 300), results.items()):
+        names = ("", "reward calls per input", task)
+        parts += frame(x, y, [2, 4, 8, 16, 64, 256], [0, 0.2, 0.4, 0.6, 0.8, 1], names)
+        for estimator, shown in NAMES.items():
+            rows = [row for row in result["rows"] if row["variant"] == shown]
+            for what in ("batch", "input"):
+                points = [Point(x.place(row["calls"]), y.place(row[what]["error"])) for row in rows]
+                parts += line(points, estimator, dashed=what == "batch")
+    for n, (estimator, shown) in enumerate(NAMES.items()):
+        parts += key(60, 400 + 22 * n, f"{shown}, one input", estimator)
+        parts += key(300, 400 + 22 * n, f"{shown}, mean of 16 inputs", estimator, dashed=True)
+    about = "With few calls, counterfactual samples have a smaller error for one input. Over 16 inputs they gain less."
+    return picture(60 + len(results) * (PANEL + SPACE), 446, "Error of the gradient by reward calls", about, parts)
+
+
+def reward_against_calls() -> str:
+    """The score on test after training, for each task that was measured."""
+    result = read_result(CALLS)
+    reference = result["reference"]
+    known = [(row, comparison) for row, comparison in comparisons(result, DOCS) if comparison]
+    parts = [text(24, 34, "Test score after 100 steps, by reward calls", "title")]
+    for x, (row, comparison) in zip(panels(len(known), 75), known):
+        factor = 100 if comparison.percent[row["metric"]] else 1
+        y = Axis(*row["axis"][:2], 330, 90)
+        names = ("", "reward calls per input", f"{row['on']}: {row['metric']}")
+        parts += frame(x, y, [2, 4, 8, 16, 64], row["axis"][2:], names)
+        at = y.place(comparison.methods["start"].metrics[row["metric"]].mean * factor)
+        parts.append(f'<path class="arrow" stroke-dasharray="2 4" d="M{x.start} {at:.1f}H{x.end}"/>')
+        parts.append(text(x.end, at - 6, "M-FT checkpoint", "small", "end"))
+        for estimator in NAMES:
+            points, seeds = [], []
+            for run in runs_of(comparison, reference):
+                if run.estimator == estimator:
+                    metric, across = run.summary.metrics[row["metric"]], x.place(run.calls)
+                    points.append(Point(across, y.place(metric.mean * factor)))
+                    seeds += [Point(across, y.place(value * factor)) for value in metric.by_seed]
+            kind = "ours" if estimator == "counterfactual" else ""
+            parts += [f'<circle class="dot {kind}" opacity="0.5" cx="{p.x:.1f}" cy="{p.y:.1f}" r="2"/>' for p in seeds]
+            parts += line(points, estimator)
+    for n, (estimator, shown) in enumerate(NAMES.items()):
+        parts += key(60 + 190 * n, 400, shown, estimator)
+    parts.append(text(430, 404, "small dots: single seeds", "small"))
+    about = "The test score rises with the number of calls, for both estimators."
+    return picture(max(640, 60 + len(known) * (PANEL + SPACE)), 430, "Test score by reward calls", about, parts)
+
+
 def pictures() -> dict[str, str]:
     """Name of the file -> SVG."""
     comparison = Comparison.from_json(read_result(RESULT))
@@ -244,6 +323,8 @@ def pictures() -> dict[str, str]:
         "method.svg": method(),
         "reward-seconds.svg": reward_against_seconds(comparison),
         "passes-samples.svg": passes_against_samples(comparison),
+        "error-calls.svg": error_against_calls(),
+        "reward-calls.svg": reward_against_calls(),
     }
 
 

@@ -4,7 +4,9 @@ import asyncio
 import re
 import runpy
 import sys
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -70,16 +72,30 @@ def test_the_code_of_the_page_works(tmp_path, monkeypatch):
     for code in blocks(PAGE, "python"):
         exec(code, names)
     rows = {"prompts": ["p", "q"], "completions": ["buy this now", "a lamp"], "references": [["x"], ["a lamp"]]}
-    for reward in (names["short"], names["Slogan"](["now"])):
+    for reward in (names["coverage"], names["distinct_later"], names["Slogan"](["now"])):
         sums, parts = RewardSet(reward)(rows)
         assert len(sums) == 2
         assert all(len(values) == 2 for values in parts.values())
     assert load_reward(names["Slogan"](["now"]))[0] == "slogan"
 
 
-def test_the_code_for_a_web_service_works():
+@pytest.mark.parametrize("page", ["your-own-reward.md", "your-own-data.md"])
+def test_the_first_reward_differs_between_samples_of_one_length(page):
+    """Samples of semi_offline have the length of the masked text: a reward for length alone would teach nothing."""
+    code = blocks((ROOT / "docs" / page).read_text(), "python")[0]
+    names: dict = {}
+    exec(code.partition("\n\n\nresult = ")[0], names)
+    samples = ["a red lamp", "a red table", "no blue table"]
+    prompts = ["color : red | thing : lamp"] * 3
+    assert names["coverage"](completions=samples, prompts=prompts) == [2 / 6, 1 / 6, 0]
+
+
+def test_the_code_for_a_web_service_works(monkeypatch):
     """With a function in place of the service, and requests of one text; `Retry` calls it again after an error."""
     names: dict = {}
+    with pytest.raises(KeyError, match="SERVICE_KEY"):
+        exec(blocks(SERVICE, "python")[0], {})
+    monkeypatch.setenv("SERVICE_KEY", "secret")
     for code in blocks(SERVICE, "python"):
         exec(code, names)
     sent: list = []
@@ -98,6 +114,24 @@ def test_the_code_for_a_web_service_works():
     assert len(sent) == 3
     gated = asyncio.run(names["send_one"](slice(0, 1), rows["completions"], rows["prompts"]))
     assert gated == [12.0]
+
+
+@pytest.mark.parametrize(("code", "attempts", "error"), [(401, 1, RuntimeError), (503, 4, HTTPError)])
+def test_a_web_service_is_called_again_only_if_that_can_help(monkeypatch, code, attempts, error):
+    monkeypatch.setenv("SERVICE_KEY", "secret")
+    names: dict = {}
+    exec(blocks(SERVICE, "python")[0], names)
+    sent: list = []
+
+    def refuse(request, timeout):
+        sent.append(request.get_header("Authorization"))
+        raise HTTPError(request.full_url, code, "refused", Message(), None)
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    names["send"].wait = 0.0
+    with pytest.raises(error):
+        names["send"](completions=["a"], prompts=["p"])
+    assert sent == ["Bearer secret"] * attempts
 
 
 def test_the_commands_of_the_page_parse(tmp_path):

@@ -1,6 +1,7 @@
 """Tables of pages come from JSON files, and from nothing else."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -196,7 +197,9 @@ def test_a_difference_that_seeds_make_too_is_unclear(tmp_path):
     assert claims.judge(claim(), tmp_path)[1] == "holds"
     made["methods"]["mft"]["metrics"]["rouge"]["by_seed"] = [0.25, 0.35]
     (tmp_path / "one.json").write_text(json.dumps(made))
-    assert claims.judge(claim(), tmp_path)[1] == "unclear"
+    figures, verdict = claims.judge(claim(), tmp_path)
+    assert verdict == "unclear"
+    assert re.search(r"; difference 5\.00, two standard errors over seeds \d+\.\d\d$", figures)
 
 
 @pytest.mark.parametrize(("changes", "part"), [({"worse": "mtf"}, "mft"), ({"better": "mft"}, "semi_offline")])

@@ -97,16 +97,19 @@ def test_outputs_without_references_become_rows_to_train_on(folder, monkeypatch)
     reward = f"def score(completions, **columns):\n    return [{values}[text.split()[0]] for text in completions]\n"
     Path("my_rewards.py").write_text(reward)
     monkeypatch.syspath_prepend(str(folder))
-    rows = build({"train": 4})["train"]
+    rows = build({"train": 50})["train"]
     outputs = [{"prompt": row["prompt"], "output": f"{word} {row['completion']}"} for row in rows for word in values]
     Path("outputs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in outputs))
     exec(score, {})
     exec(code, {})
-    made = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
-    assert len(made) == 4
+    names = ("train.jsonl", "validation.jsonl")
+    made, held = ([json.loads(line) for line in Path(name).read_text().splitlines()] for name in names)
+    assert (len(made), len(held)) == (49, 1)
+    assert held[0]["prompt"] not in {row["prompt"] for row in made}
     assert made[0]["completion"].startswith("try ")
     assert made[0]["candidate_rewards"] == [0.9, 0.5, 0.2]
-    flags = "--model model --train_file train.jsonl --static_target worst --reward rouge --num_samples 2 --max_steps 2"
+    flags = "--model model --train_file train.jsonl --validation_file validation.jsonl --static_target worst"
+    flags += " --reward rouge --eval_strategy steps --eval_steps 100 --num_samples 2 --max_steps 2"
     flags += " --max_prompt_length 32 --max_completion_length 32 --device cpu --disable_tqdm true --output_dir rl"
     assert main(["train", "semi_offline", *flags.split()]) == 0
 

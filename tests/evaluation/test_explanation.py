@@ -97,7 +97,10 @@ def test_the_command_prints_one_line_for_each_word(tmp_path: Path, capsys: Any) 
     assert main([*flags, "--test_file", str(tmp_path / "test.jsonl"), "--row", "2", "--completion", "save"]) == 0
     capsys.readouterr()
     for wrong, part in (
-        (["--test_file", str(tmp_path / "test.jsonl"), "--row", "3"], "--row 3 must be less than 3"),
+        (
+            ["--test_file", str(tmp_path / "test.jsonl"), "--row", "3"],
+            "--row 3 does not exist: the test split has 3 rows, numbered from 0 to 2",
+        ),
         ([], "give --prompt TEXT, or --row NUMBER"),
         (["--prompt", "a", "--completion", ""], "--completion '' must not be empty"),
     ):

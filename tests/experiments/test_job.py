@@ -153,7 +153,7 @@ def test_the_ground_truth_is_masked_where_samples_can_be_better_than_it() -> Non
     assert choose_target(no_better, better).target == "worst"
     assert choose_target(no_better, no_better).target == "ground_truth"
     assert choose_target(TargetProbe(differ=0.1, gain=0.2), better).target == "worst"
-    assert "the best one is -0.300 from the text itself" in choose_target(no_better, better).reason
+    assert "the best one is -0.3 from the text itself" in choose_target(no_better, better).reason
 
 
 def test_the_probe_tells_text_overlap_from_other_rewards(model: str, tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
         return capsys.readouterr().err.splitlines()[-1]
 
     assert "must be LABEL=FOLDER" in refused(str(other))
-    assert "a finished comparison has a comparison.json" in refused(f"longer={tmp_path}")
+    assert "the folder has no comparison.json" in refused(f"longer={tmp_path}")
     assert "another folder has the label longer" in refused(f"longer={other}", f"longer={other}")
     third = tmp_path / "third"  # what stands beside `first` does not stand beside this one
     nested = run(third, "--budget_steps", "3", "--methods", "mft", *start, "--beside", f"two={first}")
@@ -418,7 +418,7 @@ def test_runs_of_another_comparison_from_the_same_start_stand_beside(tmp_path, c
 
 def test_a_wrong_folder_beside_is_told_before_anything_is_trained(tmp_path, capsys):
     assert main(["compare", "--output_dir", str(tmp_path / "run"), *arguments("--beside", f"one={tmp_path}")]) == 2
-    assert "a finished comparison has a comparison.json" in capsys.readouterr().err
+    assert "the folder has no comparison.json" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

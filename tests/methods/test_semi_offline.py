@@ -87,6 +87,9 @@ VARIANTS = [
     {"eos_after": 3},
     {"mask_pattern": "mixed", "loss_scale": "sequence"},
     {"eos_after": 3, "draw_end": True},
+    {"estimator": "counterfactual"},
+    {"estimator": "counterfactual", "eos_after": 3, "draw_end": True, "loss_scale": "sequence"},
+    {"estimator": "counterfactual", "temperature": 1.5, "top_k": 20, "top_p": 0.9},
 ]
 
 
@@ -337,6 +340,8 @@ def test_all_problems_of_the_variants_are_told_at_once(settings):
         settings(draw_end=True)
     with pytest.raises(UserError, match="random, suffix, span"):
         settings(mask_pattern="stripes")
+    with pytest.raises(UserError, match="baseline of its own"):
+        settings(estimator="counterfactual", scale_rewards=True)
 
 
 # ---- samples that end early ----

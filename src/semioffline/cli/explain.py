@@ -54,7 +54,9 @@ def _find_row(data: DataOptions, model: ModelOptions, split: str, number: int) -
     data.read_by(model.model)
     rows = data.load_task().load(data.source(), split)
     if number >= len(rows):
-        raise UserError(f"--row {number} must be less than {len(rows)}: {split} has as many rows")
+        raise UserError(
+            f"--row {number} does not exist: the {split} split has {len(rows)} rows, numbered from 0 to {len(rows) - 1}"
+        )
     return dict(rows[number])
 
 

@@ -201,7 +201,7 @@ def _with_candidates(
     rewards = RewardSet(options.reward, args.reward_weights, device=device, timeout=args.reward_timeout)
     where = (folder / "candidates", _made_with(data, options, args), args.per_device_eval_batch_size, 1024, args.seed)
     half = torch.autocast(policy.device.type, torch.bfloat16, enabled=bool(args.bf16))  # as training decodes
-    begun = where[0].exists()  # then nobody knows how long it took in all
+    begun = where[0].exists()  # then nobody knows how long it took in total
     if not (where[0] / OUTPUT).exists():
         make_folder(where[0])
         lock_folder(where[0])

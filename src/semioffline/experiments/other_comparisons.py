@@ -25,7 +25,7 @@ def labelled_folders(words: list[str]) -> dict[str, Path]:
         if label in found:
             raise UserError(f"--beside {word}: another folder has the label {label}")
         if not (Path(folder) / "comparison.json").is_file():
-            raise UserError(f"--beside {word}: a finished comparison has a comparison.json")
+            raise UserError(f"--beside {word}: the folder has no comparison.json, so it is not a finished comparison")
         _read_comparison(Path(folder), label)
         found[label] = Path(folder)
     return found

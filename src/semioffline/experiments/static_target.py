@@ -36,7 +36,7 @@ class TargetProbe(Record):
 
     def __str__(self) -> str:
         return (
-            f"the samples of {self.differ:.0%} of the inputs differ in reward, and the best one is {self.gain:+.3f} "
+            f"the samples of {self.differ:.0%} of the inputs differ in reward, and the best one is {self.gain:+.3g} "
             "from the text itself"
         )
 
@@ -52,8 +52,8 @@ class StaticChoice(Record):
 
 
 def choose_target(ground_truth: TargetProbe, worst: TargetProbe) -> StaticChoice:
-    """Choose the static target: the ground truth, which costs nothing, if enough of its samples differ and some are
-    better than it; else the worst candidate, if its samples differ more or gain more."""
+    """Choose the static target: the ground truth, which costs nothing, if the samples of enough inputs differ and the
+    mean gain is above 0; else the worst candidate, if the product of both numbers is larger there."""
     if ground_truth.differ >= ENOUGH and ground_truth.gain > 0:
         return StaticChoice("ground_truth", f"around the ground truth {ground_truth}", ground_truth, worst)
     if worst.differ * worst.gain > ground_truth.differ * max(ground_truth.gain, 0.0):

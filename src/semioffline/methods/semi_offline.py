@@ -131,7 +131,7 @@ class Method(RLMethod[SemiOfflineConfig]):
         """(M, K) the weights of the drawn logits, from (B, K) rewards. masked_counts: (B,) on the device of the
         logits."""
         rewards, rows = rewards.to(masked_counts.device), drawn.samples.places[0]
-        if drawn.swaps:
+        if drawn.swaps is not None:
             return swap_coefficients(drawn.swaps, rewards, rows, masked_counts, self.config.loss_scale)
         return self._weights(rewards, masked_counts)[rows]
 

@@ -159,7 +159,8 @@ class _Group:
         return ended
 
     def _record(self, tokens: Tensor, scores: Tensor, ended: Tensor, new_tokens: int) -> None:
-        """Keep the best n of the known hypotheses and those that end now, by score / new_tokens ** length_penalty."""
+        """Merge the hypotheses that end at this step into the finished ones, and keep the n best of each group (n:
+        beams per group), by score / new_tokens ** length_penalty."""
         beams = self.scores.shape[1]
         worthy = ended & self.open[:, None]
         worthy[:, beams:] = False  # candidates after the n-th are spares for the running beams

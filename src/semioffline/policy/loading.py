@@ -128,7 +128,10 @@ def tokenizer_of(model: Any, tokenizer: Any) -> PreTrainedTokenizerBase:
     if not isinstance(getattr(model, "config", None), PretrainedConfig):
         raise UserError(f"model={short(repr(model))} must be a Hub name, a folder, a Policy or a model of Transformers")
     if tokenizer is None and not model.config._name_or_path:
-        raise UserError("processing_class must be given, a tokenizer: the model does not say where it is from")
+        raise UserError(
+            "pass processing_class=tokenizer: this model object has no name or folder from which the tokenizer could "
+            "be loaded"
+        )
     if tokenizer is None:
         with loading(f"the tokenizer of '{model.config._name_or_path}'"):
             return AutoTokenizer.from_pretrained(model.config._name_or_path, **LOCAL_CODE)

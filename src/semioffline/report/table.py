@@ -158,7 +158,8 @@ def _where_made(made: Provenance) -> list[str]:
     packages = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "transformers"))
     where = ", ".join(gpus) if isinstance(gpus, list) and gpus else f"{versions['cores']} CPU cores"
     mixed = ["some runs on another machine or with other versions"] if made.mixed else []
-    return [f"commit {made.commit}", where, packages, *mixed]
+    commit = "commit not recorded" if made.commit is None else f"commit {made.commit}"
+    return [commit, where, packages, *mixed]
 
 
 def _seconds(preparation: dict[str, float], before: str = "") -> str:

@@ -245,9 +245,10 @@ def _trace(rows: list[_Row], window: int, length: int, taken: set[int]) -> None:
 
     rouge_score goes back from the last cell: on equal words it takes the word and goes up and left; otherwise it goes
     left if t[i][j-1] > t[i-1][j], else up. So one row is one step. Let `window` be the first j columns and `length`
-    t[i][j]. If the word matches in column j it is taken. If not, then t[i][j] = max(t[i][j-1], t[i-1][j]), and it goes
-    left just when t[i-1][j] < length; there t[i][j-1] = length and t[i-1][j-1] <= t[i-1][j] < length still, so it goes
-    left again until the word matches, and takes it there: at the last match within the window. Else it goes up.
+    t[i][j]. If the word matches in column j, it is taken. Suppose that the word does not match in column j. Then
+    t[i][j] = max(t[i][j-1], t[i-1][j]). rouge_score goes left only if t[i-1][j] < length. In that case t[i][j-1] =
+    length and t[i-1][j-1] < length, so it continues left until the word matches. It takes this match: the last one in
+    the window. Otherwise it goes up.
     """
     for index, places, above in rows:
         if not length:

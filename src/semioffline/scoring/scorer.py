@@ -335,8 +335,8 @@ def _groups(samples: Samples) -> tuple[list[Group], np.ndarray | slice]:
 
 
 def distinct_samples(groups: list[Group], draws: np.ndarray) -> int:
-    """Return the number of samples that differ in their tokens from the others of their row. Rewards that read no texts
-    score these."""
+    """Return the number of samples that are distinct token sequences of their row. This is the number of scored samples
+    for rewards that are computed from token ids, without decoding."""
     found: dict[tuple[int, bytes, bytes], set[bytes]] = {}
     for group, own in zip(groups, deal(groups, draws), strict=True):
         width, drawn = len(own) * own.itemsize, np.ascontiguousarray(own.T).tobytes()

@@ -115,7 +115,7 @@ def build(split_sizes: Mapping[str, int] = SPLIT_SIZES, seed: int = 0) -> "dict[
 
     possible = prod(len(values) for values in FACTS.values())
     if min(split_sizes.values(), default=0) < 0 or sum(split_sizes.values()) > possible // 2:
-        raise UserError(f"split sizes {dict(split_sizes)} must be 0 or more, and at most {possible // 2} in all.")
+        raise UserError(f"split sizes {dict(split_sizes)} must be 0 or more, and at most {possible // 2} in total.")
     taken: set[str] = set()
     splits = {}
     for split in sorted(split_sizes, key=lambda name: (name == "train", name)):

@@ -85,7 +85,7 @@ class InitialLogP:
                 self.values += [own.cpu() for own in log_p(batch.to(policy.device))]
 
     def of(self, index: Tensor) -> list[Tensor]:
-        """Return the log-probabilities of the examples with these numbers."""
+        """Return the log-probabilities of the examples with these indices."""
         if not self.values:
             raise RuntimeError(f"{self.method} knows no initial model yet: call prepare(policy, examples) first")
         return [self.values[example] for example in index.tolist()]

@@ -75,7 +75,7 @@ class KLPenalty(BaseMethod[RLSettings]):
 
     def prepare(self, policy: Policy, examples: Examples) -> None:
         if self.config.kl_target is not None and self.config.world_size > 1:
-            raise UserError("kl_target needs one process: give a kl_weight alone")
+            raise UserError("kl_target works with one process only: remove it and set kl_weight")
         self.reference = Reference(policy)
         self.method.prepare(policy, examples)
 
