@@ -1,5 +1,6 @@
 # make demo: environment, then the main job on the embedded task.  make test: environment, lint, types, tests.
 # make campaign: all faults and bad inputs that a part of is in make test; docs/reliability.json is their table.
+# make cluster: tests on a Ray cluster of several nodes, which they start on this machine.
 # make tables: fill the tables of README.md and docs from the JSON results that they name, draw the pictures,
 #   and write the settings that --help lists.
 # make docs: build the documentation site, strictly, into build/site.
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 0
 
-.PHONY: demo test campaign tables docs tutorial lint types env clean
+.PHONY: demo test campaign cluster tables docs tutorial lint types env clean
 
 demo: .venv/ready
 	$(BIN)/semioffline demo --seed $(SEED)
@@ -19,6 +20,9 @@ test: .venv/ready lint types docs
 
 campaign: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m campaign --campaign-json docs/reliability.json tests/campaign
+
+cluster: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m cluster tests/engines
 
 tables: .venv/ready
 	$(BIN)/python -m benchmarks.pages README.md docs
