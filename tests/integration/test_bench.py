@@ -200,7 +200,7 @@ def test_every_comparison_of_the_results_has_a_command_that_is_understood(every_
     for name, (_, model, data, *_) in every_comparison.COMPARISONS.items():
         words = every_comparison.command(where, name, None)[4:]
         found = read_command([*words, *as_flags(compare.ANYWHERE)], {})
-        assert found[4].keys() >= set(found[2].methods), name
+        assert found[-1].keys() >= set(found[2].methods), name
         made = model in every_comparison.COMPARISONS
         assert made == str(found[1].model).endswith("start/model"), name
         assert found[0].data_dir == str((where.out if data == every_comparison.LIKE_TEST else where.data) / data), name
@@ -243,11 +243,18 @@ def test_time_to_a_reward(peer: Any, tmp_path: Path) -> None:
     results = [
         {
             "trainer": "semi_offline",
+            "steps": 40,
             "samples_per_step": 64,
             "seconds_per_step": 0.2,
             "curve": curve((0, 0.1), (8, 0.5)),
         },
-        {"trainer": "grpo", "samples_per_step": 8, "seconds_per_step": 3.0, "curve": curve((0, 0.1), (9, 0.3))},
+        {
+            "trainer": "grpo",
+            "steps": 3,
+            "samples_per_step": 8,
+            "seconds_per_step": 3.0,
+            "curve": curve((0, 0.1), (9, 0.3)),
+        },
     ]
     summary = peer.summarise(results, None)
     assert summary["reward"] == 0.3
@@ -257,7 +264,7 @@ def test_time_to_a_reward(peer: Any, tmp_path: Path) -> None:
     about = {"command": "x", "commit": "abc", "versions": versions}
     (tmp_path / "peer.json").write_text(json.dumps(summary | {"kind": "peer", "about": about}))
     (tmp_path / "page.md").write_text("<!-- table: peer.json -->\n<!-- end -->\n")
-    assert "| grpo | 8 | 3000 | 15.0 | 9.0 |" in pages.fill(tmp_path / "page.md")
+    assert "| grpo | 3 | 8 | 3000 | 15.0 | 0.1000 (0 s), 0.3000 (9 s) |" in pages.fill(tmp_path / "page.md")
 
 
 def test_ratios_are_of_the_same_model_shape_and_setting() -> None:

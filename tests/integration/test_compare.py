@@ -557,7 +557,7 @@ def test_mistakes(tmp_path, capsys, flags, part):
 def test_recipes_parse(path):
     """Every setting of every method, too."""
     flags = ["--config", str(path), "--output_dir", "unused", "--use_cpu", "true", "--bf16", "false"]
-    _, _, options, _, own = read_command(flags, {"reward": ["rouge"]})
+    _, _, options, *_, own = read_command(flags, {"reward": ["rouge"]})
     assert {"start", *options.methods} == own.keys()
     for method, settings in own.items():
         config = method_config(method, settings, flags, {"reward": ["rouge"]})

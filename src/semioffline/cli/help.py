@@ -65,7 +65,8 @@ def print_help(usage: str, lines: Sequence[HelpLine], everything: bool = False) 
     for line in lines:
         groups.setdefault(line.group, []).append(line)
     of_transformers = "" if everything or _OTHER not in groups else ", most of them of transformers.TrainingArguments"
-    rare = sum(len(groups.pop(name, [])) for name in _RARE if not everything)
+    hidden = (*_RARE, "Cluster") if usage.startswith("train") else _RARE  # training has the most settings
+    rare = sum(len(groups.pop(name, [])) for name in hidden if not everything)
     say(f"usage: semioffline {usage} [--config RECIPE.yaml] [--setting value ...]", margin=len("usage: "))
     column = 4 + max((len(line.flag) for group in groups.values() for line in group), default=0)
     for name in sorted(groups, key=_order):

@@ -10,7 +10,7 @@ from typing import Any
 from semioffline.config import MethodConfig
 from semioffline.data.candidates import (
     CandidateFolder,
-    Progress,
+    CandidateProgress,
     check_finite,
     make_candidates,
     noted,
@@ -118,7 +118,7 @@ def run_candidates(
         missing = place.begin({**settings, **own})
         to_do = sum(min(place.shard_size, place.rows - n * place.shard_size) for n in missing)
         with activity(is_told=True) as shown:
-            progress = Progress(shown, place.rows, to_do)
+            progress = CandidateProgress(shown, place.rows, to_do)
             for made in workers.make(split.shards(place.shard_size, set(missing)), progress.add):
                 cut = cut.join(made.result)
     return place.join(is_new=bool(missing)), cut

@@ -96,7 +96,7 @@ def write_candidates(
     starts = {n: n * shard_size for n in missing}
     parts = {n: examples.examples[start : start + shard_size] for n, start in starts.items()}
     with activity(is_told=True) as shown:
-        progress = Progress(shown, len(examples), sum(map(len, parts.values())))
+        progress = CandidateProgress(shown, len(examples), sum(map(len, parts.values())))
         for n, part in parts.items():
             made = make_candidates(policy, part, decoding, rewards, batch_size, seed, progress.add)
             place.write(n, [rows[starts[n] + i] for i in range(len(part))], made)
@@ -117,7 +117,7 @@ def check_finite(policy: Policy) -> None:
 
 
 @dataclass(frozen=True)
-class Scores:
+class CandidateScores:
     """The rewards of some candidates, summed over inputs."""
 
     inputs: int
@@ -127,23 +127,23 @@ class Scores:
     mean: float
 
     @classmethod
-    def of(cls, made: Sequence[Candidates]) -> Scores:
+    def of(cls, made: Sequence[Candidates]) -> CandidateScores:
         scored = [each["candidate_rewards"] for each in made if each["candidate_rewards"]]
         return cls(len(made), len(scored), sum(map(max, scored)), sum(map(fmean, scored)))
 
 
-class Progress:
+class CandidateProgress:
     """Shows the progress and the rewards of the candidates, batch by batch."""
 
     def __init__(self, shown: Activity, total: int, to_do: int) -> None:
         self.shown, self.total, self.to_do = shown, total, to_do
-        self.sum = Scores(0, 0, 0.0, 0.0)
+        self.sum = CandidateScores(0, 0, 0.0, 0.0)
         self.began = time.monotonic()
         self.show()
 
-    def add(self, scores: Scores) -> None:
+    def add(self, scores: CandidateScores) -> None:
         before = self.sum
-        self.sum = Scores(
+        self.sum = CandidateScores(
             before.inputs + scores.inputs,
             before.scored + scores.scored,
             before.best + scores.best,
@@ -169,8 +169,8 @@ def make_candidates(
     seed: int,
     tell: Tell,
 ) -> list[Candidates]:
-    """The candidates of each example of a shard, in batches of like lengths. tell: called with the Scores of each
-    batch."""
+    """Return the candidates of each example of a shard, made in batches of similar lengths. tell: called with the
+    CandidateScores of each batch."""
     collate, many = Collator(policy.tokens.pad_id), decoding.num_return_sequences
     made: dict[int, Candidates] = {}
     by_length = sorted(examples, key=lambda example: -len(example.source.ids))  # little padding
@@ -189,7 +189,7 @@ def make_candidates(
             # empty texts cannot be trained on, unscored ones cannot be ranked
             kept = sorted((p for p in pairs if p[1] and not math.isnan(p[0])), key=lambda p: -p[0])
             made[example.index] = {"candidates": [t for _, t in kept], "candidate_rewards": [r for r, _ in kept]}
-        tell(Scores.of([made[example.index] for example in part]))
+        tell(CandidateScores.of([made[example.index] for example in part]))
     return [made[example.index] for example in examples]
 
 

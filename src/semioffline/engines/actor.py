@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from semioffline.engines.base import Job, Worker
+from semioffline.engines.base import ShardJob, ShardWorker
 from semioffline.engines.processes import Children
 from semioffline.engines.versions import library_versions, version_problem
 from semioffline.errors import UserError
@@ -24,7 +24,7 @@ SEEN = "cluster.txt"
 
 
 @dataclass(frozen=True)
-class Told:
+class WorkerSetup:
     """What the driver tells every worker."""
 
     folder: str
@@ -60,8 +60,8 @@ class NodeActor:
         self._node = f"{ray.util.get_node_ip_address()} ({platform.node()})"
 
     def start(self, told: dict[str, Any], log: str) -> str | Failure:
-        """Check what this node has and sees. Returns the node's name. told: the fields of `Told`, as plain values,
-        because another version of the library may have others."""
+        """Check what this node has and sees. Returns the node's name. told: the fields of `WorkerSetup`, as plain
+        values, because another version of the library may have others."""
         return self.guarded(lambda: self._start(told, log))
 
     def _start(self, told: dict[str, Any], log: str) -> str:
@@ -108,13 +108,13 @@ class WorkerActor(NodeActor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._worker: Worker | None = None
+        self._worker: ShardWorker | None = None
 
-    def load(self, job: Job) -> dict[str, Any] | Failure:
+    def load(self, job: ShardJob) -> dict[str, Any] | Failure:
         """Load the job. Returns what the worker says about itself."""
         return self.guarded(lambda: self._load(job))
 
-    def _load(self, job: Job) -> dict[str, Any]:
+    def _load(self, job: ShardJob) -> dict[str, Any]:
         for flag, path in job.places().items():
             if not path.exists():
                 raise UserError(f"it cannot see {flag} {path}: use a file system that all nodes share")

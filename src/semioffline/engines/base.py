@@ -19,7 +19,7 @@ class Shard(Protocol):
     def number(self) -> int: ...
 
 
-class Worker(Protocol):
+class ShardWorker(Protocol):
     """Holds what is loaded once, such as a model, and takes shards."""
 
     @property
@@ -30,17 +30,17 @@ class Worker(Protocol):
         """The result of a shard. It depends on the shard alone, and not on the shards before it."""
 
 
-class Job(Protocol):
+class ShardJob(Protocol):
     """Everything that a worker needs to load: plain data, which can be sent to another process."""
 
     def places(self) -> dict[str, Path]:
         """Files and folders that every worker must see: the flag that names it -> its path."""
 
-    def load(self) -> Worker: ...
+    def load(self) -> ShardWorker: ...
 
 
 @dataclass(frozen=True)
-class Made:
+class ShardResult:
     """The result of one shard."""
 
     shard: Any
@@ -53,35 +53,35 @@ class Workers(Protocol):
     @property
     def about(self) -> Mapping[str, Any]: ...
 
-    def make(self, shards: Iterable[Any], tell: Tell) -> Iterator[Made]:
+    def make(self, shards: Iterable[Any], tell: Tell) -> Iterator[ShardResult]:
         """The results, in the order in which they are ready. `shards` is read as workers get free, never at once."""
 
 
 class Engine(Protocol):
     """Where the work is done."""
 
-    def open(self, job: Job, folder: Path) -> AbstractContextManager[Workers]:
+    def open(self, job: ShardJob, folder: Path) -> AbstractContextManager[Workers]:
         """Workers with this job loaded, until the block ends. folder: where they write, and what they print."""
 
 
 class _Here:
     """One worker: this process."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ShardWorker) -> None:
         self._worker = worker
 
     @property
     def about(self) -> Mapping[str, Any]:
         return self._worker.about
 
-    def make(self, shards: Iterable[Any], tell: Tell) -> Iterator[Made]:
+    def make(self, shards: Iterable[Any], tell: Tell) -> Iterator[ShardResult]:
         for shard in shards:
-            yield Made(shard, self._worker.make(shard, tell))
+            yield ShardResult(shard, self._worker.make(shard, tell))
 
 
 class LocalEngine:
     """This process does everything itself, one shard after the other."""
 
     @contextmanager
-    def open(self, job: Job, folder: Path) -> Iterator[Workers]:
+    def open(self, job: ShardJob, folder: Path) -> Iterator[Workers]:
         yield _Here(job.load())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from semioffline.engines.actor import SEEN, Told
+from semioffline.engines.actor import SEEN, WorkerSetup
 from semioffline.engines.options import EngineOptions
 from semioffline.engines.versions import library_versions
 from semioffline.errors import UserError, short
@@ -145,13 +145,13 @@ def wait_for_room(ray: Any, options: EngineOptions, resources: Resources, worker
 
 @contextmanager
 def telling(folder: Path, cpus: int) -> Iterator[dict[str, Any]]:
-    """What every worker is told (the fields of `actor.Told`). folder: the output folder, in which their logs are. Logs
-    without content are removed at the end."""
+    """Yield what every worker is told: the fields of `actor.WorkerSetup`. folder: the output folder, in which their logs
+    are. Logs without content are removed at the end."""
     logs = folder.absolute() / LOGS
     token = uuid4().hex
     make_folder(logs)
     write_atomically(logs / SEEN, token)
-    told = Told(str(logs), token, os.getcwd(), library_versions(), cpus)
+    told = WorkerSetup(str(logs), token, os.getcwd(), library_versions(), cpus)
     try:
         yield asdict(told)
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from semioffline.engines.actor import Failure, WorkerActor
-from semioffline.engines.base import Job, Made, Tell, Workers
+from semioffline.engines.base import ShardJob, ShardResult, Tell, Workers
 from semioffline.engines.options import EngineOptions
 from semioffline.engines.ray_cluster import (
     MOST_LOSSES,
@@ -39,7 +39,7 @@ class RayEngine:
         self.options = options
 
     @contextmanager
-    def open(self, job: Job, folder: Path) -> Iterator[Workers]:
+    def open(self, job: ShardJob, folder: Path) -> Iterator[Workers]:
         with connected(self.options) as ray:
             resources = Resources.of(ray, self.options)
             wait_for_room(ray, self.options, resources, self.options.num_workers)
@@ -77,7 +77,9 @@ class _Actor:
 class RayWorkers:
     """The actors of one job."""
 
-    def __init__(self, ray: Any, options: EngineOptions, resources: Resources, job: Job, told: dict[str, Any]) -> None:
+    def __init__(
+        self, ray: Any, options: EngineOptions, resources: Resources, job: ShardJob, told: dict[str, Any]
+    ) -> None:
         self.about: Mapping[str, Any] = {}
         self._ray, self._number, self._told = ray, options.num_workers, told
         self._resources = resources
@@ -120,7 +122,7 @@ class RayWorkers:
 
     # ---- work ----
 
-    def make(self, shards: Iterable[Any], tell: Tell) -> Iterator[Made]:
+    def make(self, shards: Iterable[Any], tell: Tell) -> Iterator[ShardResult]:
         """The results of all shards, in the order in which they are ready."""
         source, is_over = iter(shards), False
         while True:
@@ -141,7 +143,7 @@ class RayWorkers:
         is_alone = self._again or any(shard.number in self._suspects for shard in actor.shards)
         return 1 if is_alone else AHEAD
 
-    def _listen(self, tell: Tell) -> Iterator[Made]:
+    def _listen(self, tell: Tell) -> Iterator[ShardResult]:
         """Wait for the next answer of any worker."""
         self._check_room()
         firsts = {actor.asked[0]: actor for actor in self._actors if actor.asked}
@@ -160,7 +162,7 @@ class RayWorkers:
             actor.asked.popleft()
             yield from self._take(actor, answer, tell)
 
-    def _take(self, actor: _Actor, answer: Any, tell: Tell) -> Iterator[Made]:
+    def _take(self, actor: _Actor, answer: Any, tell: Tell) -> Iterator[ShardResult]:
         """An answer: the node's name, what was loaded, or a shard."""
         if actor.node is None:
             actor.note_start(answer)
@@ -172,7 +174,7 @@ class RayWorkers:
         else:
             for part in answer.told:
                 tell(part)
-            yield Made(actor.shards.popleft(), answer.result)
+            yield ShardResult(actor.shards.popleft(), answer.result)
 
     # ---- failures ----
 

@@ -20,7 +20,7 @@ PART = 1000
 Place = Callable[[int], str]  # from a row's index to the words that say where the user finds it
 
 
-class Columns:
+class FileColumns:
     """The names of all columns and of what is inside them. A file with names of its own in each row would need memory
     by the square of its size."""
 
@@ -62,7 +62,7 @@ def load_table(files: Sequence[Path], limit: int | None, max_row_mb: float) -> "
     rows: list[DataRow] = []
     words: list[str] = []
     numbers, starts = array("q"), []
-    columns = Columns()
+    columns = FileColumns()
     for path in files:
         if limit is not None and len(rows) >= limit:
             break
@@ -80,7 +80,7 @@ def load_table(files: Sequence[Path], limit: int | None, max_row_mb: float) -> "
     ), place
 
 
-def _read_checked(path: Path, columns: Columns, limit: int | None, max_row_mb: float) -> Iterator[Located]:
+def _read_checked(path: Path, columns: FileColumns, limit: int | None, max_row_mb: float) -> Iterator[Located]:
     """The rows of a file, whose columns are added to the others."""
     is_empty = True
     for word, number, row in read_file(path, limit, max_row_mb):
@@ -112,8 +112,8 @@ class FileParts:
             }
             yield Dataset(pa.table(table)), place
 
-    def _read(self, columns: Columns | None = None) -> Iterator[tuple[list[DataRow], Place]]:
-        columns, left = columns or Columns(), self._limit
+    def _read(self, columns: FileColumns | None = None) -> Iterator[tuple[list[DataRow], Place]]:
+        columns, left = columns or FileColumns(), self._limit
         for path in self._files:
             if left is not None and left <= 0:
                 break
@@ -125,7 +125,7 @@ class FileParts:
     def _find_types(self) -> dict[str, Any]:
         import pyarrow as pa
 
-        columns = Columns()
+        columns = FileColumns()
         types: dict[str, Any] = {}
         for rows, place in self._read(columns):
             for name in columns.tree:
