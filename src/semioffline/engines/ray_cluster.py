@@ -145,8 +145,8 @@ def wait_for_room(ray: Any, options: EngineOptions, resources: Resources, worker
 
 @contextmanager
 def telling(folder: Path, cpus: int) -> Iterator[dict[str, Any]]:
-    """Yield what every worker is told: the fields of `actor.WorkerSetup`. folder: the output folder, in which their logs
-    are. Logs without content are removed at the end."""
+    """Yield what every worker is told: the fields of `actor.WorkerSetup`. folder: the output folder, which holds the
+    logs. Logs without content are removed at the end."""
     logs = folder.absolute() / LOGS
     token = uuid4().hex
     make_folder(logs)
