@@ -5,6 +5,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -94,6 +95,15 @@ def pytest_collection_finish() -> None:
     """Full collections, which every training makes, pass over what was imported: a quarter of a second each."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of two nodes, in modules that have checked that Ray is installed."""
+    from tests.engines.clusters import start_cluster
+
+    with start_cluster() as found:
+        yield found
 
 
 def _build_tokenizer(

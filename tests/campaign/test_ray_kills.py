@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ pytest.importorskip("ray")
 from campaign.commands import checksum, compare_result
 from campaign.conftest import Tally
 from campaign.processes import Ended, run_command
-from engines.clusters import STORE, ray_flags, start_cluster
+from engines.clusters import STORE, ray_flags
 from integration.toy import build_uneven_rows, save_model
 
 pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("ray")]
@@ -49,12 +48,6 @@ BEGUN = {"candidates": "shards/*.jsonl", "evaluate": "outputs/*.json", "compare"
 BEGUN |= {"train": "checkpoint-*"}
 """The files that say that a command is under way."""
 KILLS = {"candidates": 8, "evaluate": 8, "compare": 4, "train": 5}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with start_cluster() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from tests.engines.clusters import ray_flags, start_cluster
+from tests.engines.clusters import ray_flags
 from tests.engines.jobs import Part, Squares
 from tests.engines.several import OneOfSeveral, SeveralJobs
 from tests.integration.toy import KINDS, build_uneven_rows, save_model
@@ -36,12 +35,6 @@ from semioffline.tasks.registry import Source, load_task
 
 pytestmark = pytest.mark.xdist_group("ray")
 STRATEGIES = ("sampling", "beam", "diverse_beam")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with start_cluster() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

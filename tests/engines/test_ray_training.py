@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,13 @@ import torch
 pytest.importorskip("ray")
 
 from safetensors.torch import load_file
-from tests.engines.clusters import ray_flags, start_cluster
+from tests.engines.clusters import ray_flags
 from tests.integration.toy import build_uneven_rows, read_log, save_model
 
 from semioffline.cli import main
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with start_cluster() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

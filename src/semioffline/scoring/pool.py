@@ -37,7 +37,7 @@ class WorkerProcesses:
     or this process's threads, and they end when this process ends, however it ends."""
 
     def __init__(self, number: int, *program: str, own_group: bool = False):
-        """program: a module of this package and its arguments; None: a worker that scores. own_group: whether each
+        """program: a module of this package and its arguments; without it: reward workers. own_group: whether each
         process leads a process group with the processes that it starts, so that all of them can be ended at once."""
         self.own_group = own_group and hasattr(os, "killpg")
         path = os.pathsep.join(filter(None, sys.path))
